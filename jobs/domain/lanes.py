@@ -1,0 +1,130 @@
+"""The lanes: their policies, the rule that routes a request to one, and the names of their queues."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a job is for; each kind has a lane of its own."""
+
+    CHAT = "chat"
+    TICKET = "ticket"
+    REPORT = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class LanePolicy:
+    """How one lane treats its work. Lengths are in tokens, the mapping's order is the lanes' rank."""
+
+    name: str
+    kinds: frozenset[Kind]
+    objective_ms: int | None  # P99 end to end; None: the deadline is all that counts
+    routed_tokens: int | None  # prompts up to this length are this lane's own; None: no upper bound
+    max_model_len: int
+    engine_slots: int  # sequences the engine holds
+    limit: int  # jobs admitted at once
+    window_ms: int  # how long a busy engine's gate gathers before it admits
+    work_conserving: bool = False  # never hold a job back while a slot is free
+    deadline_s: int = 86_400
+    time_limit_s: int = 600  # one attempt's own bound
+    niceness: int = 0  # on a CPU, the lane's compute priority
+
+
+LANES: Mapping[str, LanePolicy] = {
+    policy.name: policy
+    for policy in (
+        LanePolicy(
+            "hot", frozenset({Kind.CHAT}), 300, 512, 4_096, 8, 8, 50, work_conserving=True, time_limit_s=120
+        ),
+        LanePolicy(
+            "warm", frozenset({Kind.TICKET}), 800, 2_048, 8_192, 16, 8, 50, time_limit_s=300, niceness=5
+        ),
+        LanePolicy(
+            "cold", frozenset({Kind.REPORT}), None, None, 32_768, 8, 2, 500, time_limit_s=3_600, niceness=19
+        ),
+    )
+}
+
+ALWAYS_SLOWEST_TOKENS = 5_120  # from here on a prompt is the slowest lane's, whatever the request names
+
+BANDS = ("urgent", "normal", "low")
+DEFAULT_PRIORITY = 5
+_BAND_STARTS = (0, 3, 7)
+
+
+class PromptTooLong(ValueError):
+    """The prompt does not fit the lane: `limit` is that lane's, `fits` names one that takes it, if any."""
+
+    def __init__(self, tokens: int, lane: str, limit: int, fits: str | None) -> None:
+        self.tokens, self.lane, self.limit, self.fits = tokens, lane, limit, fits
+        remedy = f"send it to the {fits} lane" if fits else "shorten it"
+        super().__init__(
+            f"prompt and answer need {tokens} tokens, lane {lane} takes {limit} at most: {remedy}"
+        )
+
+
+def band_of(priority: int) -> str:
+    """The band of a priority 0-9, 0 the most urgent: 0-2 urgent, 3-6 normal, 7-9 low."""
+    return BANDS[sum(priority >= start for start in _BAND_STARTS) - 1]
+
+
+def lane_of_kind(lanes: Mapping[str, LanePolicy], kind: Kind) -> str:
+    """The kind's own lane; the slowest where no lane claims the kind."""
+    return next((name for name, lane in lanes.items() if kind in lane.kinds), list(lanes)[-1])
+
+
+def lane_of_length(lanes: Mapping[str, LanePolicy], prompt_tokens: int) -> str:
+    """The first lane that counts prompts of this length as its own."""
+    if prompt_tokens < ALWAYS_SLOWEST_TOKENS:
+        for name, lane in lanes.items():
+            if lane.routed_tokens is None or prompt_tokens <= lane.routed_tokens:
+                return name
+    return list(lanes)[-1]
+
+
+def route(
+    lanes: Mapping[str, LanePolicy],
+    kind: Kind,
+    prompt_tokens: int,
+    max_tokens: int,
+    named: str | None = None,
+) -> str:
+    """The lane of a request: the one it names, else the slower of its kind's and its length's.
+
+    Raises `PromptTooLong` where the prompt and the answer asked for pass the lane's model length, or
+    where a faster lane than the slowest is named for a prompt of `ALWAYS_SLOWEST_TOKENS` and more.
+    """
+    ranks = list(lanes)
+    own = max(lane_of_kind(lanes, kind), lane_of_length(lanes, prompt_tokens), key=ranks.index)
+    needed = prompt_tokens + max_tokens
+    lane = named or own
+    forced = prompt_tokens >= ALWAYS_SLOWEST_TOKENS and lane != ranks[-1]
+    if not forced and needed <= lanes[lane].max_model_len:
+        return lane
+    slower = ranks[ranks.index(lane) + 1 :]
+    if forced:
+        slower = ranks[-1:]
+    fits = next((name for name in slower if needed <= lanes[name].max_model_len), None)
+    if named is None and fits is not None:
+        return fits
+    limit = ALWAYS_SLOWEST_TOKENS - 1 if forced else lanes[lane].max_model_len
+    raise PromptTooLong(prompt_tokens if forced else needed, lane, limit, fits)
+
+
+def slug(model: str) -> str:
+    """A model's name as it may stand in a queue's name: lower case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+
+
+def queue_name(lane: str, priority: int, model: str | None = None) -> str:
+    """`lane.band`, and `lane.band.model` for a model other than the lane's first."""
+    base = f"{lane}.{band_of(priority)}"
+    return f"{base}.{slug(model)}" if model else base
+
+
+def parse_queue(queue: str) -> tuple[str, str, str | None]:
+    """A queue's lane, band and model slug (None for the lane's first model)."""
+    lane, band, *rest = queue.split(".", 2)
+    return lane, band, rest[0] if rest else None

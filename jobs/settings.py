@@ -1,0 +1,153 @@
+"""Settings in small groups, read once at the edges: environment over `trilane.toml` over the defaults."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from jobs.domain.lanes import LANES, LanePolicy
+
+
+class SettingsError(ValueError):
+    """A setting is missing or wrong; the message names it and the remedy."""
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LeaseSettings(_Group):
+    """How long a claim protects a job, and how failures are retried. Seconds."""
+
+    lease_s: float = Field(10.0, gt=0, le=3_600)
+    grace_s: float = Field(20.0, ge=0, description="how long a stopping worker finishes what it has")
+    retry_base_s: float = Field(1.0, ge=0)
+    retry_cap_s: float = Field(60.0, ge=0)
+
+
+class FeedSettings(_Group):
+    """How announcements are kept bounded."""
+
+    window: int = Field(1_000, ge=1, description="unclaimed announcements in one queue at most")
+    message_ids: int = Field(32, ge=1, le=1_000, description="job ids in one message at most")
+    lost_after_s: float = Field(10.0, gt=0, description="age of a later claim that proves a loss")
+    backoff_s: float = Field(5.0, gt=0, description="first wait before a job is announced again")
+
+
+class ApiSettings(_Group):
+    """The HTTP API's address and limits."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65_535)
+    max_body_bytes: int = Field(1_048_576, ge=1_024)
+    max_messages: int = Field(256, ge=1)
+    db_threads: int = Field(8, ge=1)
+
+
+class WebhookSettings(_Group):
+    """Delivery of callbacks. `allow` opens networks (CIDR) that are refused as targets by default."""
+
+    allow: tuple[str, ...] = ()
+    timeout_s: float = Field(15.0, gt=0)
+    concurrency: int = Field(16, ge=1, description="deliveries at once in one process")
+    per_host: int = Field(4, ge=1, description="deliveries at once to one receiver")
+    retry_scale: float = Field(1.0, gt=0, description="shortens the retry schedule, for tests")
+
+
+class RetentionSettings(_Group):
+    """How long ended jobs are kept. Days."""
+
+    days: float = Field(30.0, gt=0)
+
+
+class EngineSettings(_Group):
+    """Which engine a worker loads when its command names none, and where the model's file lies."""
+
+    name: str = "llamacpp"
+    model_path: Path | None = None
+    threads: int | None = Field(None, ge=1)
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, by `TRILANE_...` variables or in `trilane.toml`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TRILANE_", env_nested_delimiter="__", frozen=True, extra="ignore"
+    )
+
+    database_url: str = ""
+    redis_url: str = ""
+    secret_key: SecretStr | None = None
+    model: str = "SmolLM2-135M-Instruct"
+    lane: dict[str, dict[str, Any]] = Field(default_factory=dict, description="overrides of lane policies")
+    lease: LeaseSettings = LeaseSettings()
+    feed: FeedSettings = FeedSettings()
+    api: ApiSettings = ApiSettings()
+    webhooks: WebhookSettings = WebhookSettings()
+    retention: RetentionSettings = RetentionSettings()
+    engine: EngineSettings = EngineSettings()
+
+    @property
+    def lanes(self) -> Mapping[str, LanePolicy]:
+        """The lanes in rank order, the defaults under the overrides."""
+        return {name: _overridden(policy, self.lane.get(name, {})) for name, policy in LANES.items()}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment, then the file named by `TRILANE_CONFIG` (or `trilane.toml`)."""
+        file = Path(os.environ.get("TRILANE_CONFIG", "trilane.toml"))
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=file)
+
+
+def load(**given: Any) -> Settings:
+    """Read the settings; what is `given` wins. Raises `SettingsError` naming each wrong setting."""
+    try:
+        settings = Settings(**given)
+        _ = settings.lanes
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"setting {name}: {first['msg']}") from None
+    unknown = sorted(set(settings.lane) - set(LANES))
+    if unknown:
+        raise SettingsError(f"setting lane.{unknown[0]}: no such lane; the lanes are {', '.join(LANES)}")
+    return settings
+
+
+def require_servers(settings: Settings) -> None:
+    """Raise `SettingsError` unless both the database and Redis are named."""
+    for name in ("database_url", "redis_url"):
+        if not getattr(settings, name):
+            raise SettingsError(f"setting {name} is missing: set TRILANE_{name.upper()}, or run `trilane up`")
+
+
+def _overridden(policy: LanePolicy, changes: Mapping[str, Any]) -> LanePolicy:
+    fields = {field.name: field for field in dataclasses.fields(LanePolicy)}
+    for name, value in changes.items():
+        where = f"setting lane.{policy.name}.{name}"
+        if name not in fields or name in ("name", "kinds"):
+            raise SettingsError(f"{where}: no such lane setting; known are {', '.join(sorted(fields))}")
+        optional = name in ("objective_ms", "routed_tokens")
+        if isinstance(value, bool) != (name == "work_conserving") or not isinstance(value, int) or value < 0:
+            raise SettingsError(
+                f"{where}: {value!r} is not a {'bool' if name == 'work_conserving' else 'whole number'}"
+            )
+        if not optional and name not in ("window_ms", "niceness", "work_conserving") and value < 1:
+            raise SettingsError(f"{where}: must be 1 or more")
+    return dataclasses.replace(policy, **changes)

@@ -1,0 +1,261 @@
+"""Webhook deliveries as rows: written with the event they tell of, leased, retried, logged."""
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from sqlalchemy import Connection, text
+
+from jobs.domain import clock
+from jobs.domain.events import EVENT_OF_STATUS
+from jobs.domain.jobs import Status, new_id
+
+# What a statement must RETURN for `write` to tell of it.
+EVENT_COLUMNS = (
+    "j.id, j.tenant_id, j.kind, j.model, j.lane, j.priority, j.status, j.attempt, j.redrives, j.metadata,"
+    " j.webhook_url, j.webhook_events, j.webhook_secret, j.created_at, j.finished_at, j.error_code,"
+    " j.error_message"
+)
+
+# A started event is told once however many attempts there are: the unique key holds the second back.
+_INSERT = text(
+    """
+    INSERT INTO webhook_deliveries (id, job_id, tenant_id, event, generation, url, host, secret, payload)
+    VALUES (:id, :job_id, :tenant_id, :event, :generation, :url, :host, :secret, :payload)
+    ON CONFLICT (job_id, event, generation) DO NOTHING
+    """
+)
+
+
+def write(
+    connection: Connection, rows: Sequence[Any], results: Mapping[uuid.UUID, Mapping[str, Any]] | None = None
+) -> int:
+    """Write the deliveries that the jobs' own webhooks ask for; `rows` have `EVENT_COLUMNS`.
+
+    Each row tells of the status it shows. `results` holds the answers of succeeded jobs. Returns how many
+    deliveries were asked for.
+    """
+    deliveries = [
+        _delivery(row, (results or {}).get(row.id))
+        for row in rows
+        if row.webhook_url and EVENT_OF_STATUS.get(Status(row.status)) in (row.webhook_events or ())
+    ]
+    if deliveries:
+        connection.execute(_INSERT, deliveries)
+    return len(deliveries)
+
+
+def _delivery(row: Any, result: Mapping[str, Any] | None) -> dict[str, Any]:
+    delivery_id, event = new_id(), EVENT_OF_STATUS[Status(row.status)].value
+    at = clock.now()
+    error = {"code": row.error_code, "message": row.error_message} if row.error_code else None
+    payload = {
+        "id": str(delivery_id),
+        "object": "event",
+        "type": event,
+        "created_at": int(at.timestamp()),
+        "timestamp": at.isoformat(),
+        "data": {
+            "id": str(row.id),
+            "object": "job",
+            "kind": row.kind,
+            "model": row.model,
+            "lane": row.lane,
+            "priority": row.priority,
+            "status": row.status,
+            "attempt": row.attempt,
+            "metadata": row.metadata,
+            "created_at": row.created_at.isoformat(),
+            "finished_at": row.finished_at.isoformat() if row.finished_at else None,
+            "error": error,
+            "result": result,
+        },
+    }
+    return {
+        "id": delivery_id,
+        "job_id": row.id,
+        "tenant_id": row.tenant_id,
+        "event": event,
+        "generation": row.redrives,
+        "url": row.webhook_url,
+        "host": urlsplit(row.webhook_url).netloc.lower(),
+        "secret": row.webhook_secret,
+        "payload": json.dumps(payload, ensure_ascii=False, separators=(",", ":")),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class DueDelivery:
+    """One delivery under its lease. Secrets are encrypted; `secret` None means the tenant's."""
+
+    id: uuid.UUID
+    tenant_id: uuid.UUID
+    url: str
+    host: str
+    payload: str
+    secret: str | None
+    tenant_secret: str | None
+    attempts: int
+    tries: int
+
+
+# The lease doubles as the fence: an attempt is recorded only while its own number stands.
+# At most :per_host rows of one receiver are taken, those under a lease counted in.
+_TAKE = text(
+    """
+    WITH due AS (
+        SELECT d.id, d.host, row_number() OVER (PARTITION BY d.host ORDER BY d.next_attempt_at) AS place
+        FROM (
+            SELECT id, host, next_attempt_at FROM webhook_deliveries
+            WHERE status = 'pending' AND next_attempt_at <= now()
+            AND NOT (host = ANY(CAST(:full_hosts AS text[])))
+            ORDER BY next_attempt_at LIMIT :scan
+        ) AS d
+    ), taken AS (
+        SELECT d.id FROM webhook_deliveries d
+        WHERE d.id IN (SELECT id FROM due WHERE place <= :per_host)
+        AND d.status = 'pending' AND d.next_attempt_at <= now()
+        ORDER BY d.id LIMIT :n FOR UPDATE SKIP LOCKED
+    )
+    UPDATE webhook_deliveries d
+    SET attempts = d.attempts + 1, tries = d.tries + 1,
+        next_attempt_at = now() + make_interval(secs => :lease_s)
+    FROM taken, tenants t
+    WHERE d.id = taken.id AND t.id = d.tenant_id
+    RETURNING d.id, d.tenant_id, d.url, d.host, d.payload, d.secret, t.signing_secret AS tenant_secret,
+              d.attempts, d.tries
+    """
+)
+
+
+def take_due(
+    connection: Connection, n: int, lease_s: float, per_host: int, full_hosts: Sequence[str] = ()
+) -> list[DueDelivery]:
+    """Lease up to `n` due deliveries for `lease_s` seconds, `per_host` of one receiver at most.
+
+    A lease that runs out makes the row due again, as a new attempt. Hosts in `full_hosts` are left alone.
+    """
+    rows = connection.execute(
+        _TAKE,
+        {"n": n, "scan": n * 8, "lease_s": lease_s, "per_host": per_host, "full_hosts": list(full_hosts)},
+    )
+    return [DueDelivery(**row._mapping) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptResult:
+    """How one attempt at a delivery ended; `retry_in_s` None ends the delivery."""
+
+    delivery_id: uuid.UUID
+    attempt: int
+    started_at: datetime
+    duration_ms: float
+    status_code: int | None
+    error: str | None
+    delivered: bool
+    retry_in_s: float | None = None
+
+
+_LOG = text(
+    """
+    INSERT INTO webhook_attempts (delivery_id, attempt, started_at, duration_ms, status_code, error)
+    VALUES (:delivery_id, :attempt, :started_at, :duration_ms, :status_code, :error)
+    ON CONFLICT DO NOTHING
+    """
+)
+
+_SETTLE = text(
+    """
+    UPDATE webhook_deliveries
+    SET status = :status,
+        next_attempt_at = now() + make_interval(secs => :retry_in_s),
+        delivered_at = CASE WHEN :status = 'delivered' THEN now() END
+    WHERE id = :delivery_id AND attempts = :attempt AND status = 'pending'
+    """
+)
+
+
+def settle(connection: Connection, result: AttemptResult) -> None:
+    """Log the attempt and move its delivery on, unless a later attempt owns it."""
+    values = {name: getattr(result, name) for name in AttemptResult.__dataclass_fields__}
+    connection.execute(_LOG, values)
+    ends = result.delivered or result.retry_in_s is None
+    status = "delivered" if result.delivered else "failed" if ends else "pending"
+    connection.execute(
+        _SETTLE, {**values, "status": status, "retry_in_s": None if ends else result.retry_in_s}
+    )
+
+
+def disable(connection: Connection, tenant_id: uuid.UUID, url: str, reason: str) -> None:
+    """Send nothing more to this address: what is pending fails, what comes later is not sent."""
+    values = {"tenant_id": tenant_id, "url": url, "reason": reason}
+    connection.execute(
+        text(
+            "INSERT INTO webhook_disabled (tenant_id, url, reason) VALUES (:tenant_id, :url, :reason)"
+            " ON CONFLICT DO NOTHING"
+        ),
+        values,
+    )
+    connection.execute(
+        text(
+            "UPDATE webhook_deliveries SET status = 'failed', next_attempt_at = NULL"
+            " WHERE tenant_id = :tenant_id AND url = :url AND status = 'pending'"
+        ),
+        values,
+    )
+
+
+def is_disabled(connection: Connection, tenant_id: uuid.UUID, url: str) -> bool:
+    """Whether the receiver at this address said, by a 410, that it is gone."""
+    found = connection.execute(
+        text("SELECT 1 FROM webhook_disabled WHERE tenant_id = :tenant_id AND url = :url"),
+        {"tenant_id": tenant_id, "url": url},
+    )
+    return found.first() is not None
+
+
+def of_job(connection: Connection, job_id: uuid.UUID) -> list[dict[str, Any]]:
+    """The deliveries of a job with their attempts, oldest first."""
+    deliveries = [
+        dict(row._mapping) | {"attempt_log": []}
+        for row in connection.execute(
+            text(
+                "SELECT id, event, url, status, attempts, next_attempt_at, delivered_at, created_at"
+                " FROM webhook_deliveries WHERE job_id = :job_id ORDER BY id"
+            ),
+            {"job_id": job_id},
+        )
+    ]
+    by_id = {delivery["id"]: delivery for delivery in deliveries}
+    attempts = connection.execute(
+        text(
+            "SELECT delivery_id, attempt, started_at, duration_ms, status_code, error FROM webhook_attempts"
+            " WHERE delivery_id = ANY(:ids) ORDER BY delivery_id, attempt"
+        ),
+        {"ids": list(by_id)},
+    )
+    for row in attempts:
+        values = dict(row._mapping)
+        by_id[values.pop("delivery_id")]["attempt_log"].append(values)
+    return deliveries
+
+
+def redeliver(connection: Connection, job_id: uuid.UUID, delivery_id: uuid.UUID) -> bool:
+    """Make a delivery due now with a fresh schedule and enable its receiver again; False if not found."""
+    row = connection.execute(
+        text(
+            "UPDATE webhook_deliveries SET status = 'pending', tries = 0, next_attempt_at = now(),"
+            " delivered_at = NULL WHERE id = :id AND job_id = :job_id RETURNING tenant_id, url"
+        ),
+        {"id": delivery_id, "job_id": job_id},
+    ).one_or_none()
+    if row is None:
+        return False
+    connection.execute(
+        text("DELETE FROM webhook_disabled WHERE tenant_id = :tenant_id AND url = :url"), dict(row._mapping)
+    )
+    return True

@@ -1,0 +1,101 @@
+"""Reads of single jobs and of a tenant's list."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from jobs.domain.jobs import Job, Status
+from jobs.store.rows import JOB_COLUMNS, job_of
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetail:
+    """A job with its result (None until it succeeded) and the latency records of its attempts."""
+
+    job: Job
+    result: Mapping[str, Any] | None
+    latency: Sequence[Mapping[str, Any]]
+
+
+def get(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Job | None:
+    """The tenant's job, or None."""
+    row = connection.execute(
+        text(f"SELECT {JOB_COLUMNS} FROM jobs WHERE id = :id AND tenant_id = :tenant_id"),
+        {"id": job_id, "tenant_id": tenant_id},
+    ).one_or_none()
+    return job_of(row) if row else None
+
+
+def detail(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> JobDetail | None:
+    """The tenant's job with its result and latency, or None."""
+    job = get(connection, tenant_id, job_id)
+    if job is None:
+        return None
+    result = None
+    if job.status is Status.SUCCEEDED:
+        row = connection.execute(
+            text(
+                "SELECT output, finish_reason, prompt_tokens, cached_tokens, output_tokens"
+                " FROM results WHERE job_id = :id"
+            ),
+            {"id": job_id},
+        ).one_or_none()
+        result = dict(row._mapping) if row else None
+    latency = connection.execute(
+        text("SELECT * FROM latency_records WHERE job_id = :id ORDER BY attempt"), {"id": job_id}
+    )
+    records = [{k: v for k, v in row._mapping.items() if k != "job_id"} for row in latency]
+    return JobDetail(job, result, records)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a list is narrowed to; times are of acceptance."""
+
+    lane: str | None = None
+    status: str | None = None
+    kind: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+
+
+_CONDITIONS = {
+    "lane": "lane = :lane",
+    "status": "status = :status",
+    "kind": "kind = :kind",
+    "created_after": "created_at >= :created_after",
+    "created_before": "created_at < :created_before",
+}
+
+
+def listing(
+    connection: Connection, tenant_id: uuid.UUID, wanted: Filter, limit: int, after: uuid.UUID | None = None
+) -> list[Job]:
+    """The tenant's jobs, newest first, from behind the id `after`; ids sort by time, so pages stay stable."""
+    given = {name: getattr(wanted, name) for name in _CONDITIONS if getattr(wanted, name) is not None}
+    conditions = ["tenant_id = :tenant_id", *(_CONDITIONS[name] for name in given)]
+    if after is not None:
+        conditions.append("id < :after")
+    rows = connection.execute(
+        text(
+            f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT :limit"
+        ),
+        {"tenant_id": tenant_id, "limit": limit, "after": after, **given},
+    )
+    return [job_of(row) for row in rows]
+
+
+_TERMINAL = tuple(str(status) for status in Status if status.terminal)
+
+
+def ended(connection: Connection, ids: list[uuid.UUID]) -> set[uuid.UUID]:
+    """Those of `ids` that have ended (or are gone): what a waiting client asks when hints stay away."""
+    rows = connection.execute(
+        text("SELECT id FROM jobs WHERE id = ANY(:ids) AND NOT (status = ANY(:terminal))"),
+        {"ids": ids, "terminal": list(_TERMINAL)},
+    )
+    return set(ids) - {row.id for row in rows}

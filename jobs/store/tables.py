@@ -1,0 +1,228 @@
+"""The tables and the indexes that the hot statements stand on."""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _time(name: str, **options: Any) -> Column[Any]:
+    return Column(name, DateTime(timezone=True), **options)
+
+
+def _created() -> Column[Any]:
+    return _time("created_at", nullable=False, server_default=func.now())
+
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    Column("signing_secret", Text, comment="encrypted; signs callbacks that bring no secret of their own"),
+    _created(),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("tenant_id", UUID, ForeignKey("tenants.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("hint", Text, nullable=False, comment="the key's first characters, to tell keys apart"),
+    Column("hash", LargeBinary, nullable=False, unique=True, comment="SHA-256 of the whole key"),
+    _created(),
+    _time("revoked_at"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    # No foreign key: every insert would share-lock the one tenant row, and tenants are never deleted.
+    Column("tenant_id", UUID, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("status", Text, nullable=False, server_default="queued"),
+    Column("request", JSONB, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("prefix", BigInteger, nullable=False, server_default="0"),
+    Column("metadata", JSONB(none_as_null=True)),
+    Column("webhook_url", Text),
+    Column("webhook_events", ARRAY(Text)),
+    Column("webhook_secret", Text, comment="encrypted; NULL signs with the tenant's"),
+    Column("idempotency_key", Text),
+    Column("payload_hash", LargeBinary),
+    _created(),
+    _time("deadline", nullable=False),
+    _time("not_before"),
+    _time("ready_at", nullable=False, server_default=func.now(), comment="since when it waits for a worker"),
+    _time("due_at", comment="waits until then: not_before, or the next try; NULL is ready"),
+    _time("announced_at", comment="last announcement; NULL was never announced, or is to be again"),
+    Column("announcements", SmallInteger, nullable=False, server_default="0"),
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("failures", Integer, nullable=False, server_default="0"),
+    Column("max_attempts", Integer, nullable=False, server_default="3"),
+    Column("redrives", Integer, nullable=False, server_default="0"),
+    Column("worker", Text),
+    _time("lease_until"),
+    _time("claimed_at"),
+    _time("finished_at"),
+    Column("error_code", Text),
+    Column("error_message", Text),
+    UniqueConstraint("tenant_id", "idempotency_key"),
+)
+
+_queued = jobs.c.status == text("'queued'")
+_ready = text("status = 'queued' AND announced_at IS NULL AND due_at IS NULL")
+
+Index("ix_jobs_feed", jobs.c.queue, jobs.c.tenant_id, jobs.c.deadline, jobs.c.id, postgresql_where=_ready)
+Index(
+    "ix_jobs_announced",
+    jobs.c.queue,
+    jobs.c.announced_at,
+    postgresql_where=text("status = 'queued' AND announced_at IS NOT NULL"),
+)
+Index(
+    "ix_jobs_due",
+    jobs.c.due_at,
+    postgresql_where=text("status = 'queued' AND due_at IS NOT NULL"),
+)
+Index("ix_jobs_queued", jobs.c.queue, jobs.c.ready_at, postgresql_where=_queued)
+Index("ix_jobs_deadline", jobs.c.deadline, postgresql_where=_queued)
+Index("ix_jobs_lease", jobs.c.lease_until, postgresql_where=text("status = 'running'"))
+Index("ix_jobs_claimed", jobs.c.queue, jobs.c.claimed_at)
+Index("ix_jobs_finished", jobs.c.finished_at, postgresql_where=jobs.c.finished_at.is_not(None))
+Index("ix_jobs_tenant", jobs.c.tenant_id, jobs.c.id)
+Index("ix_jobs_tenant_status", jobs.c.tenant_id, jobs.c.status, jobs.c.id)
+Index("ix_jobs_tenant_lane", jobs.c.tenant_id, jobs.c.lane, jobs.c.id)
+
+results = Table(
+    "results",
+    metadata,
+    Column("job_id", UUID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("output", Text, nullable=False),
+    Column("finish_reason", Text, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    _created(),
+)
+
+latency_records = Table(
+    "latency_records",
+    metadata,
+    Column("job_id", UUID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("outcome", Text, nullable=False),
+    Column("lane", Text, nullable=False),
+    Column("worker", Text),
+    Column("gpu", Text),
+    Column("engine", Text),
+    Column("precision", Text),
+    Column("queue_ms", Double),
+    Column("claim_ms", Double),
+    Column("admission_ms", Double),
+    Column("engine_queue_ms", Double),
+    Column("prefill_ms", Double),
+    Column("ttft_ms", Double),
+    Column("decode_ms", Double),
+    Column("record_ms", Double),
+    Column("total_ms", Double),
+    Column("prompt_tokens", Integer),
+    Column("cached_tokens", Integer),
+    Column("output_tokens", Integer),
+    Column("batch_size", Integer),
+    Column("kv_usage", Double),
+    _time("recorded_at", nullable=False, server_default=func.clock_timestamp()),
+    Index("ix_latency_records_lane", "lane", "recorded_at"),
+)
+
+webhook_deliveries = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("job_id", UUID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("tenant_id", UUID, nullable=False),
+    Column("event", Text, nullable=False),
+    Column("generation", Integer, nullable=False, comment="the job's redrives when it happened"),
+    Column("url", Text, nullable=False),
+    Column("host", Text, nullable=False, comment="the receiver, for the bound of deliveries at once"),
+    Column("secret", Text, comment="encrypted; NULL signs with the tenant's"),
+    Column("payload", Text, nullable=False, comment="the very bytes that are signed and sent"),
+    Column("status", Text, nullable=False, server_default="pending"),
+    Column("attempts", Integer, nullable=False, server_default="0", comment="all of them, redeliveries too"),
+    Column("tries", Integer, nullable=False, server_default="0", comment="since it was last (re)started"),
+    _time("next_attempt_at", server_default=func.now()),
+    _time("lease_until"),
+    _time("delivered_at"),
+    _created(),
+    UniqueConstraint("job_id", "event", "generation"),
+)
+Index(
+    "ix_webhook_deliveries_due",
+    webhook_deliveries.c.next_attempt_at,
+    postgresql_where=text("status = 'pending'"),
+)
+
+webhook_attempts = Table(
+    "webhook_attempts",
+    metadata,
+    Column("delivery_id", UUID, ForeignKey("webhook_deliveries.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    _time("started_at", nullable=False),
+    Column("duration_ms", Double, nullable=False),
+    Column("status_code", Integer),
+    Column("error", Text),
+)
+
+webhook_disabled = Table(
+    "webhook_disabled",
+    metadata,
+    Column("tenant_id", UUID, primary_key=True),
+    Column("url", Text, primary_key=True),
+    _time("disabled_at", nullable=False, server_default=func.now()),
+    Column("reason", Text, nullable=False),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("lanes", ARRAY(Text), nullable=False),
+    Column("model", Text),
+    Column("engine", Text),
+    Column("precision", Text),
+    Column("gpu", Text),
+    Column("state", Text, nullable=False),
+    _time("started_at", nullable=False, server_default=func.now()),
+    _time("seen_at", nullable=False, server_default=func.now()),
+)

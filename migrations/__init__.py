@@ -1,0 +1,1 @@
+"""The database's schema, from zero and back, with Alembic."""
