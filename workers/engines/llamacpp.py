@@ -1,0 +1,282 @@
+"""llama.cpp in this process, through the `xllamacpp` wheel: the engine of a machine without a GPU."""
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from jobs import gguf
+from jobs.domain.outcomes import Completed, EngineTimings, FinishReason, Outcome, Rejected, Retryable, Usage
+from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
+from jobs.model_files import ModelFileMissing, smollm2_path
+from workers.engines.registry import EngineConfig
+from workers.engines.seam import Chunk, EngineStats
+
+# During a prefill llama.cpp looks for a closed request once per batch, and a short prompt waits for the
+# batch of a long one: 64 tokens are about 0.4 s on two slow cores, 2,048 were 8 s.
+BATCH_TOKENS = 64
+
+log = structlog.get_logger(__name__)
+_STOPPED = Retryable("engine_stopped", "the engine was stopped")
+
+
+class LlamaCppEngine:
+    """One GGUF model on the CPU, `slots` sequences of at most `ctx_per_slot` tokens (prompt and answer) each.
+
+    `threads` is llama.cpp's number of compute threads (default: the cores of the machine). A process that was
+    niced before `start` sleeps at llama.cpp's barriers instead of spinning, so it leaves the cores to others.
+    """
+
+    name = "llamacpp"
+    device = "cpu"
+
+    def __init__(
+        self,
+        model_path: Path,
+        model: str,
+        *,
+        slots: int = 4,
+        ctx_per_slot: int = 4096,
+        threads: int | None = None,
+    ) -> None:
+        if not model_path.is_file():
+            raise ModelFileMissing(f"no model file at {model_path}")
+        self.model = model
+        self.precision = gguf.precision(gguf.read_metadata(model_path))
+        self._path = model_path
+        self._slots = slots
+        self._ctx_per_slot = ctx_per_slot
+        self._threads = threads or os.cpu_count() or 1
+        self._server: Any = None
+        self._open: set[_Call] = set()
+        self._waiting = 0
+        self._prompt_tokens = self._cached_tokens = 0
+
+    async def start(self) -> None:
+        """Load the model (about a second for SmolLM2, in which the loop stands still) and answer once."""
+        if os.nice(0) > 0:
+            # The wheel is built with OpenMP, which reads this when it is loaded; llama.cpp's own `poll` has no
+            # effect then. Spinning is right for a process that owns its cores: it decodes 1.3x as fast.
+            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        import xllamacpp
+
+        self._free = asyncio.Semaphore(self._slots)
+        self._threads_pool = ThreadPoolExecutor(self._slots, thread_name_prefix="llamacpp")
+        self._server = xllamacpp.Server(self._params(xllamacpp.CommonParams()))
+        warm_up = GenerationRequest("warm-up", (Message(Role.USER, "Hello"),), Sampling(max_tokens=1))
+        async for chunk in self.generate(warm_up):
+            if chunk.outcome and not isinstance(chunk.outcome, Completed):
+                raise RuntimeError(f"the engine does not answer: {chunk.outcome}")
+        self._prompt_tokens = self._cached_tokens = 0
+
+    def _params(self, params: Any) -> Any:
+        params.model.path = str(self._path)
+        params.n_parallel = self._slots
+        params.n_ctx = self._slots * self._ctx_per_slot
+        params.n_batch = params.n_ubatch = BATCH_TOKENS
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._threads
+        params.ctx_shift = False  # a full context ends the text; nothing is cut silently
+        params.fit_params = False  # or a small machine would get a smaller context than asked for
+        params.cache_ram_mib = 0  # no copies of old prompts in memory; each slot still keeps its last prompt
+        params.cache_idle_slots = False
+        params.prefill_assistant = False  # a last message of the assistant is a turn like any other
+        params.force_pure_content_parser = True  # the text as it is, no search for tool calls
+        params.verbosity = 0  # higher levels print prompts
+        # The wheel always listens on a loopback port. We never use it; nobody else shall.
+        params.api_keys = [secrets.token_urlsafe(32)]
+        params.endpoint_slots = params.ui = False
+        params.endpoint_metrics = True
+        params.sse_ping_interval = -1
+        return params
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream one answer; see `Engine.generate`. More than `slots` requests wait their turn in order."""
+        if self._server is None:
+            yield Chunk(outcome=_STOPPED)
+            return
+        try:
+            body = _body(request)
+        except ValueError:  # a lone surrogate or a NaN, which no JSON can carry
+            yield Chunk(outcome=Rejected("invalid_request", "a text or a number of the request is not valid"))
+            return
+        asked_at = time.perf_counter()
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+        if self._server is None:
+            self._free.release()
+            yield Chunk(outcome=_STOPPED)
+            return
+        loop = asyncio.get_running_loop()
+        call = _Call(loop, queue_ms=(time.perf_counter() - asked_at) * 1000)
+        self._open.add(call)
+        running = loop.run_in_executor(self._threads_pool, call.run, self._server, body)
+        running.add_done_callback(lambda _: self._ended(call))
+        try:
+            while True:
+                chunk = await call.chunks.get()
+                if chunk.outcome is not None:
+                    await asyncio.wait([running])  # so that whoever reads the outcome finds the slot free
+                yield chunk
+                if chunk.outcome is not None:
+                    return
+        finally:
+            call.closed = True
+
+    def _ended(self, call: "_Call") -> None:
+        self._open.discard(call)
+        self._prompt_tokens += call.usage.prompt_tokens
+        self._cached_tokens += call.usage.cached_tokens
+        self._free.release()
+
+    def stats(self) -> EngineStats:
+        """Counted here, so that asking does not wait for llama.cpp's current step."""
+        return EngineStats(
+            running=len(self._open),
+            waiting=self._waiting,
+            kv_usage=sum(call.kv_tokens for call in self._open) / (self._slots * self._ctx_per_slot),
+            prefix_hit_rate=self._cached_tokens / self._prompt_tokens if self._prompt_tokens else None,
+        )
+
+    def metrics(self) -> str:
+        """llama.cpp's own metrics, in Prometheus' text format; waits for its current step."""
+        return str(self._server.handle_metrics())
+
+    async def stop(self) -> None:
+        """End open iterators as `Retryable`, wait until llama.cpp freed them (one step), free the model."""
+        if self._server is None:
+            return
+        self._server, server = None, self._server
+        for call in self._open:
+            call.end(_STOPPED)
+        await asyncio.to_thread(self._threads_pool.shutdown)
+        del server  # the last reference: frees the weights and the KV cache
+
+
+def build(config: EngineConfig) -> LlamaCppEngine:
+    """The engine of `config`; without a model path, the model that the local stack carries."""
+    return LlamaCppEngine(
+        config.model_path or smollm2_path(),
+        config.model,
+        slots=config.slots,
+        ctx_per_slot=config.max_model_len,
+        threads=config.threads,
+        **config.options,
+    )
+
+
+class _Call:
+    """One call into llama.cpp: it runs in a thread of its own, its chunks are read on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, queue_ms: float) -> None:
+        self.chunks: asyncio.Queue[Chunk] = asyncio.Queue()
+        self.closed = False  # set on the loop, seen by the thread at llama.cpp's next step
+        self.kv_tokens = 0
+        self.usage = Usage()
+        self._loop = loop
+        self._queue_ms = queue_ms
+        self._output_tokens = 0
+        self._finish_reason = FinishReason.STOP
+
+    def end(self, outcome: Outcome) -> None:
+        """End the stream from the loop's side."""
+        self.closed = True
+        self.chunks.put_nowait(Chunk(outcome=outcome))
+
+    def run(self, server: Any, body: bytes) -> None:
+        """Generate; returns when llama.cpp has freed the slot."""
+        try:
+            server.handle_chat_completions(body, self._on_event)
+        except Exception as error:  # the edge of the thread: C++ exceptions arrive as several Python ones
+            log.warning("engine.call_failed", engine=LlamaCppEngine.name, error=type(error).__name__)
+            self._post(Chunk(outcome=Retryable("engine_error", f"llama.cpp failed: {error}"[:200])))
+        # Nobody reads on after an outcome, so this is seen only by a stream that has none yet.
+        self._post(Chunk(outcome=Retryable("engine_error", "llama.cpp ended the stream without an answer")))
+
+    def _on_event(self, event_json: bytes) -> bool:
+        """Take one event of the stream; True closes the request, which frees its slot."""
+        if self.closed:
+            return True
+        event = json.loads(event_json)
+        if "error" in event:
+            self._post(Chunk(outcome=_failure(event["error"])))
+        elif event.get("usage"):
+            self._post(self._last_chunk(event))
+        elif "prompt_progress" in event:
+            self.kv_tokens = event["prompt_progress"]["processed"]
+        else:
+            self._on_choice(event)
+        return False
+
+    def _on_choice(self, event: dict[str, Any]) -> None:
+        choice = event["choices"][0]
+        if choice["finish_reason"]:
+            self._finish_reason = FinishReason(choice["finish_reason"])
+        if text := choice["delta"].get("content"):
+            # A chunk stands for several tokens where a character or a possible stop string spans them.
+            tokens = event["timings"]["predicted_n"] - self._output_tokens
+            self._output_tokens += tokens
+            self.kv_tokens += tokens
+            self._post(Chunk(text, tokens))
+
+    def _last_chunk(self, event: dict[str, Any]) -> Chunk:
+        usage, timings = event["usage"], event["timings"]
+        self.usage = Usage(
+            prompt_tokens=usage["prompt_tokens"],
+            output_tokens=usage["completion_tokens"],
+            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+        )
+        measured = EngineTimings(self._queue_ms, timings["prompt_ms"], timings["predicted_ms"])
+        return Chunk(
+            tokens=self.usage.output_tokens - self._output_tokens,
+            outcome=Completed(self._finish_reason, self.usage, measured),
+        )
+
+    def _post(self, chunk: Chunk) -> None:
+        self._loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
+
+
+def _body(request: GenerationRequest) -> bytes:
+    sampling = request.sampling
+    given: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        # llama.cpp keeps 32 bits and takes the highest value for "choose one at random".
+        "seed": None if sampling.seed is None else sampling.seed % 0xFFFFFFFF,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }
+    body = {name: value for name, value in given.items() if value is not None} | {
+        "messages": [
+            {"role": message.role.value, "content": message.content} for message in request.messages
+        ],
+        "max_tokens": sampling.max_tokens,
+        "stop": list(sampling.stop),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_progress": True,  # without it a prefill cannot be closed
+        "timings_per_token": True,  # for the tokens that each chunk stands for
+    }
+    return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _failure(error: dict[str, Any]) -> Outcome:
+    if error.get("type") == "exceed_context_size_error":
+        prompt_tokens, limit = error["n_prompt_tokens"], error["n_ctx"]
+        return Rejected(
+            "prompt_too_long",
+            f"the prompt is {prompt_tokens} tokens long, the engine's context holds {limit} with the answer",
+            Usage(prompt_tokens=prompt_tokens),
+        )
+    if error.get("type") == "invalid_request_error":
+        return Rejected("invalid_request", str(error.get("message"))[:200])
+    return Retryable("engine_error", str(error.get("message"))[:200])
