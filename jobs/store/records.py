@@ -46,8 +46,8 @@ _MOVE = text(
     WITH given AS (
         SELECT * FROM unnest(
             CAST(:ids AS uuid[]), CAST(:attempts AS int[]), CAST(:statuses AS text[]),
-            CAST(:charges AS int[]), CAST(:delays AS float8[]), CAST(:announced AS bool[]), CAST(:codes AS text[]),
-            CAST(:messages AS text[])
+            CAST(:charges AS int[]), CAST(:delays AS float8[]), CAST(:announced AS bool[]),
+            CAST(:codes AS text[]), CAST(:messages AS text[])
         ) AS given (id, attempt, status, charge, delay_s, announced, code, message)
     ), held AS (
         SELECT j.id FROM jobs j JOIN given ON given.id = j.id AND given.attempt = j.attempt

@@ -134,7 +134,8 @@ _LOST_ANNOUNCEMENTS = text(
     """
     WITH lost AS (
         SELECT id FROM jobs
-        WHERE queue = :queue AND status = 'queued' AND announced_at IS NOT NULL AND (CAST(:before AS timestamptz) IS NULL OR announced_at < :before)
+        WHERE queue = :queue AND status = 'queued' AND announced_at IS NOT NULL
+        AND (CAST(:before AS timestamptz) IS NULL OR announced_at < :before)
         AND announced_at < now() - make_interval(secs => least(:backoff_s * 2.0 ^ (announcements - 1), 600))
         ORDER BY announced_at LIMIT :n FOR UPDATE SKIP LOCKED
     )

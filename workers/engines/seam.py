@@ -10,7 +10,7 @@ from jobs.domain.requests import GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of the stream: text with the tokens it stands for. The last one, and only it, has an outcome."""
+    """A piece of the stream: text and the tokens it stands for. The last, and only it, has an outcome."""
 
     text: str = ""
     tokens: int = 0
