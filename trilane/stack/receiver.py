@@ -92,7 +92,7 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             timeout = 10.0
 
-            def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+            def do_POST(self) -> None:
                 length = min(int(self.headers.get("content-length") or 0), MAX_BODY_BYTES)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 right = receiver.receive(self.rfile.read(length), headers)

@@ -142,6 +142,8 @@ class _Keeper:
                 self._process.send_signal(number)
 
     def end(self, grace_s: float) -> None:
+        if self._thread.ident is None:
+            return  # An interrupt came before its start.
         self._thread.join(grace_s)
         if self._process is not None:
             _kill_group(self._process.pid)

@@ -1,0 +1,1 @@
+"""The subcommands, each imported only when it is called."""

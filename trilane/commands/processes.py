@@ -1,0 +1,135 @@
+"""The commands that each run one process of a deployment, and the one that moves its schema."""
+
+import os
+from pathlib import Path
+
+import click
+import structlog
+
+from jobs import settings as settings_module
+from jobs.settings import Settings, SettingsError
+from trilane.stack import ports
+
+
+@click.command()
+@click.option("--lanes", help="Lanes to drain, joined by commas.  [default: all]")
+@click.option("--engine", help="llamacpp, vllm or sim.  [default: the setting engine.name]")
+def worker(lanes: str | None, engine: str | None) -> None:
+    """Run a worker: load the engine, then drain the lanes until SIGTERM.
+
+    With one lane it has the engine to itself; with several, hot passes warm passes cold.
+    """
+    from workers.launch import run_worker
+
+    settings = _settings()
+    wanted = [name.strip() for name in lanes.split(",")] if lanes else list(settings.lanes)
+    unknown = [name for name in wanted if name not in settings.lanes]
+    if unknown:
+        raise click.BadParameter(f"no lane {unknown[0]!r}; the lanes are {', '.join(settings.lanes)}")
+    run_worker(settings, lanes=wanted, engine=engine)
+
+
+@click.command()
+@click.option("--host", help="Address to listen on.  [default: the setting api.host]")
+@click.option("--port", type=click.IntRange(1, 65_535), help="Port.  [default: the setting api.port]")
+def api(host: str | None, port: int | None) -> None:
+    """Run the HTTP API, with its documentation at /docs."""
+    import uvicorn
+
+    from producer.api.app import create_app
+
+    settings = _settings()
+    uvicorn.run(
+        create_app(settings),
+        host=host or settings.api.host,
+        port=port or settings.api.port,
+        access_log=False,
+        timeout_graceful_shutdown=5,  # Open event streams end here; clients resume with Last-Event-ID.
+    )
+
+
+@click.command()
+def control() -> None:
+    """Run the control process: sweeps, feed and webhooks. Two at once do no harm."""
+    from workers.control import run_control
+
+    run_control(_settings())
+
+
+@click.command()
+@click.option(
+    "--schedule",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="celerybeat-schedule",
+    show_default=True,
+    help="File that keeps when each entry last ran.",
+)
+def beat(schedule: Path) -> None:
+    """Run Celery beat, which schedules only what can wait. Run one."""
+    from jobs.broker import create_app
+
+    app = create_app(_settings())
+    app.Beat(loglevel="INFO", schedule=str(schedule), pidfile=None, quiet=True).run()
+
+
+@click.command()
+@click.option("--address", default=ports.HOST, show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(1, 65_535), default=5555, show_default=True, help="Port.")
+def flower(address: str, port: int) -> None:
+    """Run Flower with our queues. FLOWER_BASIC_AUTH=user:password must be set."""
+    if not os.environ.get("FLOWER_BASIC_AUTH"):
+        # On the command line every user of the machine could read it.
+        raise SettingsError(
+            "FLOWER_BASIC_AUTH is missing: set it to user:password, Flower is not served without one"
+        )
+    from jobs.broker import create_app
+
+    options = (f"--address={address}", f"--port={port}", "--max_tasks=10000", "--purge_offline_workers=60")
+    create_app(_settings()).start(["--quiet", "flower", *options])
+
+
+@click.group()
+def migrate() -> None:
+    """Move the database's schema up or down."""
+
+
+@migrate.command()
+@click.argument("revision", default="head")
+def up(revision: str) -> None:
+    """Bring the schema up to REVISION (default: the newest)."""
+    from jobs.store.engine import open_engine
+    from migrations import commands
+
+    commands.upgrade(open_engine(_settings(needs_redis=False).database_url), revision)
+    click.echo(f"the schema is at {revision}")
+
+
+@migrate.command()
+@click.argument("revision", default="base")
+@click.confirmation_option(prompt="Tables will be dropped with what is in them. Go on?")
+def down(revision: str) -> None:
+    """Take the schema down to REVISION (default: nothing). Data of what is dropped is lost."""
+    from jobs.store.engine import open_engine
+    from migrations import commands
+
+    commands.downgrade(open_engine(_settings(needs_redis=False).database_url), revision)
+    click.echo(f"the schema is at {revision}")
+
+
+def _settings(needs_redis: bool = True) -> Settings:
+    """The settings, checked; from here on events go to standard output as JSON lines."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ]
+    )
+    settings = settings_module.load()
+    if needs_redis:
+        settings_module.require_servers(settings)
+    elif not settings.database_url:
+        raise SettingsError("setting database_url is missing: set TRILANE_DATABASE_URL")
+    return settings
