@@ -33,6 +33,7 @@ lint: env
 	@$(BIN)/lint-imports > .venv/lint-imports.log || { cat .venv/lint-imports.log; exit 1; }
 
 env: $(STAMP)
+	@:
 
 # requirements.txt is the whole closure, so nothing is resolved; the project itself is installed in place.
 $(STAMP): requirements.txt pyproject.toml

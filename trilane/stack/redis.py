@@ -29,6 +29,7 @@ class Redis:
     def prepare(self) -> None:
         """Write the configuration; end a server that an earlier run left. Raises `StackError` if it stays."""
         leftovers.end(self._pid_file, marker=str(self._config))
+        self._home.chmod(0o700)  # Streams of partial text lie here.
         settings = {
             "bind": ports.HOST,
             "port": self._port,
