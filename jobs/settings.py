@@ -75,6 +75,7 @@ class EngineSettings(_Group):
     name: str = "llamacpp"
     model_path: Path | None = None
     threads: int | None = Field(None, ge=1)
+    options: dict[str, Any] = Field(default_factory=dict, description="what only one engine knows")
 
 
 class Settings(BaseSettings):

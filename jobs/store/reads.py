@@ -99,3 +99,11 @@ def ended(connection: Connection, ids: list[uuid.UUID]) -> set[uuid.UUID]:
         {"ids": ids, "terminal": list(_TERMINAL)},
     )
     return set(ids) - {row.id for row in rows}
+
+
+def cancelled(connection: Connection, ids: list[uuid.UUID]) -> frozenset[uuid.UUID]:
+    """Those of `ids` that their tenants cancelled."""
+    rows = connection.execute(
+        text("SELECT id FROM jobs WHERE id = ANY(:ids) AND status = 'cancelled'"), {"ids": ids}
+    )
+    return frozenset(row.id for row in rows)

@@ -1,0 +1,162 @@
+"""The control process: one leader sweeps and feeds, every one of them sends webhooks."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import redis
+import structlog
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from jobs import live
+from jobs.broker import RETENTION_TASK, Announcer
+from jobs.settings import Settings
+from jobs.store import sweeps
+from jobs.store.engine import is_away, open_engine
+from workers.feed import Feeder
+from workers.launch import run_control
+from workers.sweep import Sweeper
+from workers.webhooks import WebhookSender
+
+_LEADER_LOCK = 7_311_002  # any constant: the advisory lock of the one that sweeps and feeds
+_FEED_EVERY_S = 0.2
+_FEED_SOON_S = 0.05
+_AWAY_PAUSE_S = 0.5
+_DAY_S = 86_400
+
+log = structlog.get_logger()
+
+
+class Leadership:
+    """An advisory lock on a connection of its own: at most one process holds it, and its death frees it."""
+
+    def __init__(self, engine: Engine) -> None:
+        """Ask through `engine`, of whose pool one connection is kept."""
+        self._engine = engine
+        self._connection: Connection | None = None
+
+    def held(self) -> bool:
+        """Take or keep the lead; False while another has it. Raises where the database is away."""
+        if self._connection is not None:
+            self._connection.execute(text("SELECT 1"))
+            self._connection.commit()
+            return True
+        connection = self._engine.connect()
+        try:
+            got: bool = connection.execute(
+                text("SELECT pg_try_advisory_lock(:key)"), {"key": _LEADER_LOCK}
+            ).scalar_one()
+            connection.commit()
+        except SQLAlchemyError:
+            connection.close()
+            raise
+        if got:
+            self._connection = connection
+        else:
+            connection.close()
+        return got
+
+    def drop(self) -> None:
+        """Give the lead up."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(SQLAlchemyError):
+                connection.invalidate()
+                connection.close()
+
+
+class ControlService:
+    """The pool's service for the control queue, with the loops beside it; they run while Redis is away."""
+
+    capacity = 1
+
+    def __init__(self, settings: Settings) -> None:
+        """Open nothing yet."""
+        self._settings = settings
+        self.wake: Callable[[], None] = lambda: None
+        self._stopping = threading.Event()
+
+    async def start(self) -> None:
+        """Start the loops."""
+        # The leader's lock, its loop, the retention task, and one for each webhook thread that settles.
+        self._db = open_engine(self._settings.database_url, pool_size=8)
+        self._announcer = Announcer(self._settings)
+        self._hints = redis.Redis.from_url(
+            self._settings.redis_url, socket_timeout=1.0, socket_connect_timeout=0.5
+        )
+        self._webhooks = WebhookSender(self._settings, self._db)
+        self._webhooks.start()
+        self._thread = threading.Thread(target=self._lead, name="lead", daemon=True)
+        self._thread.start()
+        log.info("control.ready")
+
+    def offer(self, queue: str, job_ids: Sequence[str], done: Callable[[], None]) -> None:
+        """Jobs are not for the control process."""
+        log.error("control.got_jobs", queue=queue, jobs=len(job_ids))
+        done()
+
+    def order(self, queues: Sequence[str]) -> list[str]:
+        """All of them; none while stopping."""
+        return [] if self._stopping.is_set() else list(queues)
+
+    async def handle(self, task: str, args: list[Any]) -> None:
+        """Carry out what beat schedules."""
+        if task != RETENTION_TASK:
+            raise ValueError(f"unknown control task {task}")
+        age_s = self._settings.retention.days * _DAY_S
+        forgotten = 0
+        while True:
+            with self._db.begin() as connection:
+                found = sweeps.forget(connection, age_s)
+            forgotten += found
+            if not found:
+                break
+        log.info("retention.done", jobs=forgotten)
+
+    async def drain(self, grace_s: float) -> None:
+        """Stop the loops; leases cover a webhook that is under way."""
+        self._stopping.set()
+        self._webhooks.stop(grace_s)
+
+    async def stop(self) -> None:
+        """Close what was opened."""
+        self._stopping.set()
+        self._thread.join(_AWAY_PAUSE_S * 4)
+        self._db.dispose()
+
+    def _lead(self) -> None:
+        leadership = Leadership(self._db)
+        feeder = Feeder(self._settings, self._db, self._announcer)
+        sweeper = Sweeper(self._settings, self._db, self._announcer, self._tell_ended)
+        leading = False
+        while not self._stopping.is_set():
+            pause_s = _AWAY_PAUSE_S
+            try:
+                if leadership.held():
+                    if not leading:
+                        log.info("control.leads")
+                        sweeper.database_returned()
+                        leading = True
+                    sweeper.step()
+                    pause_s = _FEED_SOON_S if feeder.step() else _FEED_EVERY_S
+            except Exception as error:  # the loop must outlive whatever one round meets
+                leading = False
+                leadership.drop()
+                if is_away(error):
+                    log.warning("control.database_away")
+                else:
+                    log.error("control.round_failed", exc_info=error)
+            self._stopping.wait(pause_s)
+        leadership.drop()
+
+    def _tell_ended(self, job_ids: Iterable[str]) -> None:
+        with suppress(redis.RedisError):
+            for job_id in job_ids:
+                self._hints.publish(live.channel(job_id), live.to_message(live.ENDED))
+
+
+def run(settings: Settings) -> int:
+    """Run the control process until SIGTERM; returns its exit code."""
+    return run_control(settings, service=ControlService(settings))

@@ -1,0 +1,310 @@
+"""What a worker does with the jobs that Celery brings: claim, run, record, renew the leases, hand back."""
+
+import asyncio
+import signal
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from jobs.broker import Announcer
+from jobs.domain.jobs import Claim, Move, Status
+from jobs.domain.lanes import LanePolicy, parse_queue
+from jobs.domain.outcomes import CloseReason
+from jobs.settings import Settings
+from jobs.store import claims, reads, sweeps, workers
+from jobs.store.engine import is_away, open_engine
+from jobs.store.workers import Worker, WorkerState
+from workers.attempt import Attempt, Identity
+from workers.engines.seam import Engine
+from workers.gate import EngineLoad, Gate
+from workers.grouping import Grouped
+from workers.lane_order import LaneOrder
+from workers.live import LiveStream, Publisher, listen_for_cancels
+from workers.record import Recorder
+from workers.slots import Slots
+
+DB_THREADS = 4  # claims, records, renewals and reports, each at most one at a time
+CLAIM_LIMIT = 128
+_AWAY_PAUSE_S = 0.5
+_REPORT_EVERY_S = workers.ALIVE_S / 4
+
+log = structlog.get_logger()
+
+
+class LaneService:
+    """The pool's service for lanes. `offer` and `order` belong to Celery's thread, the rest to the loop."""
+
+    def __init__(self, settings: Settings, lanes: Sequence[str], engine: Engine, name: str) -> None:
+        """Drain `lanes`, given in rank order, with one engine; `name` tells this worker from all others."""
+        self._policies: Mapping[str, LanePolicy] = {lane: settings.lanes[lane] for lane in lanes}
+        self._settings, self._engine, self._name = settings, engine, name
+        total = max(policy.limit for policy in self._policies.values())
+        self._slots = Slots({lane: policy.limit for lane, policy in self._policies.items()}, total)
+        self.capacity = total
+        self.wake: Callable[[], None] = lambda: None
+        self._order = LaneOrder(list(lanes), self._slots.free)
+        load = EngineLoad()
+        self._gates = {
+            lane: Gate(policy, self._slots.limit(lane), load) for lane, policy in self._policies.items()
+        }
+        self._attempts: dict[uuid.UUID, Attempt] = {}
+        self._work: set[asyncio.Task[None]] = set()
+        self._loops: set[asyncio.Task[None]] = set()
+        self._state = WorkerState.STARTING
+        self._reported = asyncio.Event()
+
+    # --- Celery's thread ---------------------------------------------------------------------------
+
+    def order(self, queues: Sequence[str]) -> list[str]:
+        """The queues to poll now: those of lanes with a free place, none while draining."""
+        return [] if self._state is WorkerState.DRAINING else self._order.order(queues)
+
+    def offer(self, queue: str, job_ids: Sequence[str], done: Callable[[], None]) -> None:
+        """Take the places for what can start; the rest is announced again for whoever can start it."""
+        lane, _, _ = parse_queue(queue)
+        taken = 0
+        if self._state is not WorkerState.DRAINING:
+            taken = self._slots.take(lane, self._order.room(queue, len(job_ids)))
+        if taken:
+            self._order.admitted(queue, taken)
+        self._loop.call_soon_threadsafe(self._accept, queue, job_ids[:taken], job_ids[taken:], done)
+
+    # --- the loop ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the engine, with the worker's state told at each step; then take jobs."""
+        self._loop = asyncio.get_running_loop()
+        self._db = open_engine(self._settings.database_url, pool_size=DB_THREADS)
+        self._executor = ThreadPoolExecutor(DB_THREADS, thread_name_prefix="db")
+        self._announcer = Announcer(self._settings)
+        self._publisher = Publisher(self._settings.redis_url)
+        self._recorder = Recorder(self._db, self._executor)
+        self._claims: Grouped[str, Claim | None] = Grouped(self._claim, CLAIM_LIMIT)
+        self._spawn(self._report(), self._loops)
+        self._tell(WorkerState.WARMING)
+        await self._engine.start()
+        self._identity = Identity(self._name, self._engine.name, self._engine.precision, self._engine.device)
+        for work in (
+            self._publisher.run(),
+            self._renew(),
+            listen_for_cancels(self._settings.redis_url, self._cancel),
+        ):
+            self._spawn(work, self._loops)
+        self._tell(WorkerState.READY)
+        log.info("worker.ready", worker=self._name, lanes=list(self._policies), engine=self._engine.name)
+
+    async def handle(self, task: str, args: list[Any]) -> None:
+        """Lane workers carry out jobs only."""
+        raise ValueError(f"a lane worker does not carry out {task}")
+
+    async def drain(self, grace_s: float) -> None:
+        """Take nothing more; what does not end within the grace goes back to its queue, uncharged."""
+        self._tell(WorkerState.DRAINING)
+        if self._work:
+            await asyncio.wait(self._work, timeout=grace_s)
+        for attempt in list(self._attempts.values()):
+            attempt.close(CloseReason.SHUTDOWN)
+        if self._work:
+            await asyncio.wait(self._work)
+
+    async def stop(self) -> None:
+        """Leave the list of workers and free the engine."""
+        loops = list(self._loops)
+        for task in loops:
+            task.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await self._publisher.close()
+        await self._engine.stop()
+        try:
+            await self._in_thread(self._leave)
+        except Exception as error:
+            if not is_away(error):
+                raise
+        self._executor.shutdown(wait=False)
+        self._db.dispose()
+
+    def _accept(
+        self, queue: str, taken: Sequence[str], refused: Sequence[str], done: Callable[[], None]
+    ) -> None:
+        self._spawn(self._take(queue, taken, refused, done), self._work)
+
+    async def _take(
+        self, queue: str, taken: Sequence[str], refused: Sequence[str], done: Callable[[], None]
+    ) -> None:
+        """See every id of a message claimed, refused or announced again; then the message may go."""
+        if refused:
+            await self._announce(queue, refused)
+        lane, _, _ = parse_queue(queue)
+        began = time.monotonic()
+        answers = await asyncio.gather(*map(self._claims.add, taken), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, Claim):
+                self._begin(answer, queue, time.monotonic() - began)
+                continue
+            self._free(lane)
+            if answer is not None:  # the job still waits; the sweeper has it announced again
+                log.error("claim.failed", queue=queue, exc_info=answer)
+        done()
+
+    def _begin(self, claim: Claim, queue: str, claim_s: float) -> None:
+        live = self._publisher.open(str(claim.id), claim.attempt)
+        attempt = Attempt(claim, self._policies[claim.lane], claim_s, live)
+        self._attempts[claim.id] = attempt
+        self._spawn(self._run(attempt, queue, live), self._work)
+        if self._state is WorkerState.DRAINING:
+            self._loop.call_soon(attempt.close, CloseReason.SHUTDOWN)
+
+    async def _run(self, attempt: Attempt, queue: str, live: LiveStream) -> None:
+        claim = attempt.claim
+        try:
+            try:
+                outcome = await attempt.run(self._gates[claim.lane], self._engine)
+            finally:
+                self._free(claim.lane)
+            ending = attempt.ending(outcome, self._identity, self._settings.lease)
+            status = await self._recorder.record(ending)
+        finally:
+            del self._attempts[claim.id]
+        log.info(
+            "attempt.ended",
+            job_id=str(claim.id),
+            lane=claim.lane,
+            attempt=claim.attempt,
+            outcome=ending.latency.outcome,
+            status=status,
+        )
+        if status is Status.QUEUED:
+            live.status(status)
+            if ending.move is Move.HAND_BACK:
+                await self._announce(queue, [str(claim.id)])
+        else:
+            live.ended()
+
+    async def _claim(self, job_ids: Sequence[str]) -> Sequence[Claim | None]:
+        """Claim in one transaction; while the database is away, wait: the places keep new work out."""
+        ids = [uuid.UUID(job_id) for job_id in job_ids]
+        while True:
+            try:
+                found = await self._in_thread(self._claim_now, ids)
+            except Exception as error:
+                if not is_away(error) or self._state is WorkerState.DRAINING:
+                    raise
+                log.warning("claim.database_away", jobs=len(ids))
+                await asyncio.sleep(_AWAY_PAUSE_S)
+            else:
+                # An id that came twice is one claim: the second asks in vain.
+                return [found.pop(job_id, None) for job_id in ids]
+
+    def _claim_now(self, ids: list[uuid.UUID]) -> dict[uuid.UUID, Claim]:
+        with self._db.begin() as connection:
+            got = claims.claim(connection, ids, self._name, self._settings.lease.lease_s)
+        return {claim.id: claim for claim in got}
+
+    def _free(self, lane: str) -> None:
+        self._slots.give(lane)
+        self.wake()
+
+    async def _announce(self, queue: str, job_ids: Sequence[str]) -> None:
+        """Put jobs back on their queue; where Redis is away, the feeder does it when it is back."""
+        if await self._in_thread(self._announcer.announce, queue, job_ids):
+            return
+        try:
+            await self._in_thread(self._unannounce, [uuid.UUID(job_id) for job_id in job_ids])
+        except Exception as error:
+            if not is_away(error):
+                raise
+            log.warning("announce.both_away", jobs=len(job_ids))  # the sweeper finds them
+
+    def _unannounce(self, ids: list[uuid.UUID]) -> None:
+        with self._db.begin() as connection:
+            sweeps.mark_unannounced(connection, ids)
+
+    def _cancel(self, job_id: str) -> None:
+        attempt = self._attempts.get(uuid.UUID(job_id))
+        if attempt is not None:
+            attempt.close(CloseReason.CANCEL)
+
+    async def _renew(self) -> None:
+        """Keep the leases of all attempts, and close those that the database no longer counts as ours."""
+        every_s = self._settings.lease.lease_s / 3
+        while True:
+            await asyncio.sleep(every_s)
+            held = [attempt.key for attempt in self._attempts.values()]
+            if not held:
+                continue
+            try:
+                lost = await self._in_thread(self._renew_now, held)
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                log.warning("lease.database_away", jobs=len(held))
+                continue
+            for job_id, reason in lost.items():
+                if job_id in self._attempts:
+                    self._attempts[job_id].close(reason)
+
+    def _renew_now(self, held: list[tuple[uuid.UUID, int]]) -> dict[uuid.UUID, CloseReason]:
+        with self._db.begin() as connection:
+            kept = claims.renew(connection, held, self._settings.lease.lease_s)
+            lost = [job_id for job_id, _ in held if job_id not in kept]
+            cancelled = reads.cancelled(connection, lost) if lost else frozenset()
+        return {
+            job_id: CloseReason.CANCEL if job_id in cancelled else CloseReason.LEASE_LOST for job_id in lost
+        }
+
+    async def _report(self) -> None:
+        """Tell the workers table that this one lives: at each change of state, and in between."""
+        while True:
+            self._reported.clear()
+            try:
+                await self._in_thread(self._report_now)
+            except Exception as error:
+                if not is_away(error):
+                    raise
+            try:
+                async with asyncio.timeout(_REPORT_EVERY_S):
+                    await self._reported.wait()
+            except TimeoutError:
+                continue
+
+    def _report_now(self) -> None:
+        engine = self._engine
+        worker = Worker(
+            self._name,
+            list(self._policies),
+            self._state,
+            model=engine.model,
+            engine=engine.name,
+            precision=engine.precision,
+            gpu=engine.device,
+        )
+        with self._db.begin() as connection:
+            workers.report(connection, worker)
+
+    def _leave(self) -> None:
+        with self._db.begin() as connection:
+            workers.leave(connection, self._name)
+
+    def _tell(self, state: WorkerState) -> None:
+        self._state = state
+        self._reported.set()
+
+    async def _in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
+        return await self._loop.run_in_executor(self._executor, call, *args)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = self._loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(_must_not_fail)
+
+
+def _must_not_fail(task: asyncio.Task[None]) -> None:
+    """End the worker on a bug in its own work: its leases and its supervisor see to the rest."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("worker.failed", exc_info=error)
+        signal.raise_signal(signal.SIGTERM)

@@ -1,0 +1,70 @@
+"""Records how attempts ended, many in one transaction; a value that Postgres refuses fails its job alone."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+
+import structlog
+from sqlalchemy import Engine
+from sqlalchemy.exc import DataError
+
+from jobs.domain.jobs import Move, Status
+from jobs.store import records
+from jobs.store.engine import is_away
+from jobs.store.records import Ending
+from workers.grouping import Grouped
+
+GROUP_LIMIT = 128
+_REFUSED = (DataError, UnicodeError)  # NUL bytes and lone surrogates, found by the server or by psycopg
+_AWAY_PAUSE_S = 0.5
+
+log = structlog.get_logger()
+
+
+class Recorder:
+    """Group commit of endings. A database that is away is waited for: the fence judges what comes late."""
+
+    def __init__(self, engine: Engine, executor: Executor) -> None:
+        """Write through `engine` in the threads of `executor`."""
+        self._engine, self._executor = engine, executor
+        self._grouped: Grouped[Ending, Status | None] = Grouped(self._write, GROUP_LIMIT)
+
+    async def record(self, ending: Ending) -> Status | None:
+        """Write one ending with whatever else ends now; the job's status, or None if it was not ours."""
+        return await self._grouped.add(ending)
+
+    async def _write(self, endings: Sequence[Ending]) -> Sequence[Status | None]:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return await loop.run_in_executor(self._executor, self._commit, endings)
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                log.warning("record.database_away", endings=len(endings))
+                await asyncio.sleep(_AWAY_PAUSE_S)
+
+    def _commit(self, endings: Sequence[Ending]) -> list[Status | None]:
+        try:
+            with self._engine.begin() as connection:
+                ended = records.record(connection, endings).ended
+            return [ended.get(ending.job_id) for ending in endings]
+        except _REFUSED:
+            if len(endings) == 1:
+                return self._commit([_without_answer(endings[0])])
+            return [status for ending in endings for status in self._commit([ending])]
+
+
+def _without_answer(ending: Ending) -> Ending:
+    """The same attempt as a failure that says why its answer is not kept."""
+    if ending.answer is None and ending.error_code == "output_not_storable":
+        raise ValueError(f"job {ending.job_id}: even its failure cannot be stored")
+    return replace(
+        ending,
+        move=Move.FAIL if ending.move is Move.SUCCEED else ending.move,
+        answer=None,
+        error_code="output_not_storable",
+        error_message="the answer holds a character that the database cannot keep (NUL or a lone surrogate)",
+        latency=replace(ending.latency, outcome="output_not_storable"),
+    )

@@ -1,0 +1,32 @@
+"""Puts a lane worker together: its engine, its service, and the Celery worker that feeds it."""
+
+import os
+import socket
+from collections.abc import Sequence
+
+from jobs.domain.jobs import new_id
+from jobs.settings import Settings
+from workers.engines import registry
+from workers.lane_service import LaneService
+from workers.launch import run_worker
+
+
+def run(settings: Settings, lanes: Sequence[str], engine_name: str | None = None) -> int:
+    """Drain `lanes` until SIGTERM; returns the process's exit code.
+
+    Raises `workers.engines.registry.UnknownEngine`, or what the engine refuses.
+    """
+    ranked = [lane for lane in settings.lanes if lane in lanes]
+    policies = [settings.lanes[lane] for lane in ranked]
+    config = registry.EngineConfig(
+        settings.model,
+        slots=max(policy.engine_slots for policy in policies),
+        max_model_len=max(policy.max_model_len for policy in policies),
+        model_path=settings.engine.model_path,
+        threads=settings.engine.threads,
+        options=settings.engine.options,
+    )
+    engine = registry.build(engine_name or settings.engine.name, config)
+    name = f"{'-'.join(ranked)}-{new_id().hex[-8:]}"
+    service = LaneService(settings, ranked, engine, f"{name}@{socket.gethostname()}:{os.getpid()}")
+    return run_worker(settings, lanes=ranked, service=service, name=name)
