@@ -1,6 +1,7 @@
 """The commands that each run one process of a deployment, and the one that moves its schema."""
 
 import os
+import sys
 from pathlib import Path
 
 import click
@@ -19,14 +20,14 @@ def worker(lanes: str | None, engine: str | None) -> None:
 
     With one lane it has the engine to itself; with several, hot passes warm passes cold.
     """
-    from workers.launch import run_worker
+    from workers import worker as lane_worker
 
     settings = _settings()
     wanted = [name.strip() for name in lanes.split(",")] if lanes else list(settings.lanes)
     unknown = [name for name in wanted if name not in settings.lanes]
     if unknown:
         raise click.BadParameter(f"no lane {unknown[0]!r}; the lanes are {', '.join(settings.lanes)}")
-    run_worker(settings, lanes=wanted, engine=engine)
+    sys.exit(lane_worker.run(settings, wanted, engine))
 
 
 @click.command()
@@ -51,9 +52,9 @@ def api(host: str | None, port: int | None) -> None:
 @click.command()
 def control() -> None:
     """Run the control process: sweeps, feed and webhooks. Two at once do no harm."""
-    from workers.control import run_control
+    from workers import control as control_process
 
-    run_control(_settings())
+    sys.exit(control_process.run(_settings()))
 
 
 @click.command()
