@@ -11,7 +11,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import redis
@@ -22,14 +21,13 @@ from kombu.entity import Exchange, Queue
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs.domain.lanes import BANDS
+from jobs.domain.lanes import queue_name
 from jobs.settings import Settings
 
 LANE_TASK = "lane.run"
 CONTROL_QUEUE = "control"
 RETENTION_TASK = "control.retention"
 
-UNACKED_KEY = "unacked"  # kombu keeps what it popped and did not acknowledge in this hash
 _PIPELINE_MESSAGES = 500  # about half a megabyte in one write
 _IDS_SHOWN = 8  # ids of one message that Flower's task list shows
 
@@ -56,9 +54,8 @@ class PoolGuard(bootsteps.Step):  # type: ignore[misc]  # Celery ships no types
 def create_app(settings: Settings) -> Celery:
     """The Celery app of workers, beat and Flower. It connects to nothing before it is used."""
     app = Celery("trilane", broker=settings.redis_url, set_as_current=False)
-    names = [f"{lane}.{band}" for lane in settings.lanes for band in BANDS]
     app.conf.update(
-        task_queues=[queue(name) for name in (*names, CONTROL_QUEUE)],
+        task_queues=[queue(name) for name in (*lane_queues(list(settings.lanes)), CONTROL_QUEUE)],
         task_default_queue=CONTROL_QUEUE,
         task_default_exchange="",
         task_default_routing_key=CONTROL_QUEUE,
@@ -83,7 +80,6 @@ def create_app(settings: Settings) -> Celery:
         broker_transport_options={
             "priority_steps": [0],
             "visibility_timeout": 86_400,  # leases protect work, not unacknowledged messages
-            "unacked_key": UNACKED_KEY,
             "socket_timeout": 5.0,
             "socket_connect_timeout": 2.0,
             "socket_keepalive": True,
@@ -105,6 +101,11 @@ def create_app(settings: Settings) -> Celery:
 def queue(name: str) -> Queue:
     """A queue reached by its name alone: no binding to look up, and none to lose when Redis is emptied."""
     return Queue(name, Exchange(""), routing_key=name)  # type: ignore[no-untyped-call]  # kombu has no types
+
+
+def lane_queues(lanes: Sequence[str], model: str | None = None) -> list[str]:
+    """The queues of these lanes, every band; those of a further model where one is named."""
+    return list(dict.fromkeys(queue_name(lane, priority, model) for lane in lanes for priority in range(10)))
 
 
 def _refuse(*_args: object) -> None:
@@ -159,14 +160,6 @@ def encode_message(queue: str, job_ids: Sequence[str], message_id: str, origin: 
         },
     }
     return json.dumps(message).encode()
-
-
-@dataclass(frozen=True, slots=True)
-class Depths:
-    """Messages that wait, by queue, and messages that workers hold unacknowledged, over all queues."""
-
-    queues: dict[str, int]
-    unacked: int
 
 
 class _Breaker:
@@ -226,8 +219,12 @@ class Announcer:
         batches = [messages[i : i + _PIPELINE_MESSAGES] for i in range(0, len(messages), _PIPELINE_MESSAGES)]
         return all(self._attempt(functools.partial(self._push, batch)) for batch in batches)
 
-    def depths(self, queues: Sequence[str]) -> Depths | None:
-        """What waits in these queues now, in messages; None where Redis is away."""
+    def publish(self, messages: Iterable[tuple[str, str]]) -> bool:
+        """Send hints to who listens on their channels now; False, soon, where Redis did not take them."""
+        return self._attempt(functools.partial(self._publish, list(messages))) is not None
+
+    def depths(self, queues: Sequence[str]) -> dict[str, int] | None:
+        """The messages that wait in each of these queues now; None where Redis is away."""
         return self._attempt(lambda: self._count(queues))
 
     def close(self) -> None:
@@ -244,13 +241,18 @@ class Announcer:
             pipe.execute()
         return True
 
-    def _count(self, queues: Sequence[str]) -> Depths:
+    def _publish(self, messages: Sequence[tuple[str, str]]) -> bool:
         with self._redis.pipeline(transaction=False) as pipe:
-            for queue in queues:
-                pipe.llen(queue)
-            pipe.hlen(UNACKED_KEY)
-            *waiting, unacked = pipe.execute()
-        return Depths(dict(zip(queues, waiting, strict=True)), unacked)
+            for channel, message in messages:
+                pipe.publish(channel, message)
+            pipe.execute()
+        return True
+
+    def _count(self, queues: Sequence[str]) -> dict[str, int]:
+        with self._redis.pipeline(transaction=False) as pipe:
+            for name in queues:
+                pipe.llen(name)
+            return dict(zip(queues, pipe.execute(), strict=True))
 
     def _attempt(self, command: Callable[[], T]) -> T | None:
         if not self._breaker.allows():
