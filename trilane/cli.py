@@ -64,8 +64,9 @@ def _explain(error: Exception) -> str | None:
     """What to tell the operator of a failure that is no bug; None for any other."""
     from jobs.settings import SettingsError
     from trilane.stack import StackError
+    from workers.engines.registry import UnknownEngine
 
-    if isinstance(error, StackError | SettingsError):
+    if isinstance(error, StackError | SettingsError | UnknownEngine):
         return str(error)
     from redis.exceptions import ConnectionError as RedisAway
 

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import click
-import structlog
 
+from jobs import logging
 from jobs import settings as settings_module
 from jobs.settings import Settings, SettingsError
 from trilane.stack import ports
@@ -118,16 +118,8 @@ def down(revision: str) -> None:
 
 
 def _settings(needs_redis: bool = True) -> Settings:
-    """The settings, checked; from here on events go to standard output as JSON lines."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ]
-    )
+    """The settings, checked; from here on what happens is logged."""
+    logging.configure()
     settings = settings_module.load()
     if needs_redis:
         settings_module.require_servers(settings)

@@ -170,8 +170,12 @@ class _Starting:
         return [
             *(self._worker(database, lanes) for lanes in self._options.lanes),
             self._part("api", "--port", str(self._api_port), ready=partial(_answers, f"{api}/readyz")),
-            self._part("control"),
-            self._part("beat", "--schedule", str(self._data / "beat-schedule")),
+            self._part("control", ready=self._logged("control", "control.ready")),
+            self._part(
+                "beat",
+                *("--schedule", str(self._data / "beat-schedule")),
+                ready=self._logged("beat", "beat: Starting"),
+            ),
             self._part(
                 "flower",
                 *("--port", str(self._flower_port)),
@@ -203,6 +207,10 @@ class _Starting:
     ) -> Part:
         argv = [sys.executable, "-m", "trilane", command, *arguments]
         return Part(name or command, argv, {**self._env(), **(env or {})}, ready, niceness)
+
+    def _logged(self, name: str, text: str) -> Callable[[], bool]:
+        path = self._data / "logs" / f"{name}.log"
+        return lambda: path.exists() and text in path.read_text(errors="replace")
 
     def _env(self) -> dict[str, str]:
         settings, options = self._settings, self._options
