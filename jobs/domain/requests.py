@@ -1,7 +1,7 @@
 """What a job asks of a model: messages and sampling, as they are stored and as engines take them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -47,7 +47,8 @@ class GenerationRequest:
 
 def to_json(messages: tuple[Message, ...], sampling: Sampling) -> dict[str, Any]:
     """The stored form of a request: plain JSON, parameters that were not given left out."""
-    given = {name: value for name, value in asdict(sampling).items() if value not in (None, ())}
+    fields = Sampling.__dataclass_fields__
+    given = {name: value for name in fields if (value := getattr(sampling, name)) not in (None, ())}
     return {"messages": [{"role": m.role.value, "content": m.content} for m in messages], "sampling": given}
 
 

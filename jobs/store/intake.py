@@ -101,12 +101,29 @@ def insert(connection: Connection, job: NewJob, window: int) -> Accepted:
     row = connection.execute(_INSERT, {**_values(job), "window": window}).one_or_none()
     if row is not None:
         return Accepted(job_of(row), created=True, announce=row.announce)
+    held = None
+    if job.idempotency_key is not None and job.payload_hash is not None:
+        held = repeated(connection, job.tenant_id, job.idempotency_key, job.payload_hash)
+    if held is None:
+        raise RuntimeError(f"job {job.id} was neither stored nor is it a repeat")
+    return Accepted(held, created=False, announce=False)
+
+
+def repeated(
+    connection: Connection, tenant_id: uuid.UUID, idempotency_key: str, payload_hash: bytes
+) -> Job | None:
+    """The tenant's job that was made under this key, or None.
+
+    Raises `IdempotencyConflict` where it was made from another payload.
+    """
     held = connection.execute(
-        _BY_KEY, {"tenant_id": job.tenant_id, "idempotency_key": job.idempotency_key}
-    ).one()
-    if held.payload_hash != job.payload_hash:
+        _BY_KEY, {"tenant_id": tenant_id, "idempotency_key": idempotency_key}
+    ).one_or_none()
+    if held is None:
+        return None
+    if held.payload_hash != payload_hash:
         raise IdempotencyConflict(held.id)
-    return Accepted(job_of(held), created=False, announce=False)
+    return job_of(held)
 
 
 def insert_many(connection: Connection, jobs: Sequence[NewJob]) -> None:

@@ -54,6 +54,25 @@ def create(connection: Connection, name: str, signing_secret: str | None) -> Ten
     return Tenant(**row._mapping) if row else None
 
 
+def get_or_create(connection: Connection, name: str) -> Tenant:
+    """The tenant of that name; a new one has no signing secret."""
+    made = by_name(connection, name) or create(connection, name, None) or by_name(connection, name)
+    if made is None:
+        raise RuntimeError(f"the tenant {name!r} is neither there nor can it be made")
+    return made
+
+
+def set_signing_secret(connection: Connection, tenant_id: uuid.UUID, encrypted: str) -> bool:
+    """Give the tenant its signing secret; False if it has one already."""
+    return (
+        connection.execute(
+            text("UPDATE tenants SET signing_secret = :secret WHERE id = :id AND signing_secret IS NULL"),
+            {"id": tenant_id, "secret": encrypted},
+        ).rowcount
+        == 1
+    )
+
+
 def create_key(connection: Connection, tenant_id: uuid.UUID) -> str:
     """A new API key with 256 random bits; this answer is the only time it can be read."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
