@@ -20,13 +20,13 @@ def worker(lanes: str | None, engine: str | None) -> None:
 
     With one lane it has the engine to itself; with several, hot passes warm passes cold.
     """
-    from workers import worker as lane_worker
-
     settings = _settings()
     wanted = [name.strip() for name in lanes.split(",")] if lanes else list(settings.lanes)
     unknown = [name for name in wanted if name not in settings.lanes]
     if unknown:
         raise click.BadParameter(f"no lane {unknown[0]!r}; the lanes are {', '.join(settings.lanes)}")
+    from workers import worker as lane_worker
+
     sys.exit(lane_worker.run(settings, wanted, engine))
 
 
@@ -35,11 +35,11 @@ def worker(lanes: str | None, engine: str | None) -> None:
 @click.option("--port", type=click.IntRange(1, 65_535), help="Port.  [default: the setting api.port]")
 def api(host: str | None, port: int | None) -> None:
     """Run the HTTP API, with its documentation at /docs."""
+    settings = _settings()
     import uvicorn
 
     from producer.api.app import create_app
 
-    settings = _settings()
     uvicorn.run(
         create_app(settings),
         host=host or settings.api.host,
