@@ -22,7 +22,9 @@ from workers.lane_order import LaneCycle
 from workers.pool import DRAIN_MARGIN_S, LanePool, Service
 
 _EVENTS_DELAY_S = 0.1
-_EXIT_MARGIN_S = DRAIN_MARGIN_S + 7.0  # after that a worker that hangs in its exit is ended
+_EXIT_MARGIN_S = (
+    DRAIN_MARGIN_S + 10.0
+)  # beyond the grace; a worker that hangs longer is ended, its stacks shown
 
 log = structlog.get_logger()
 
@@ -72,6 +74,7 @@ def _run(settings: Settings, queues: Sequence[str], service: Service, name: str)
     )
     _drain_on_signals(worker.pool, settings.lease.grace_s)
     worker.start()
+    worker.pool.goodbye.cancel()
     faulthandler.cancel_dump_traceback_later()
     return worker.exitcode if isinstance(worker.exitcode, int) else 0
 

@@ -24,6 +24,7 @@ from jobs.broker import LANE_TASK
 
 DRAIN_MARGIN_S = 3.0  # what a drain may take beyond its grace before the worker leaves all the same
 _STOP_TIMEOUT_S = 5.0
+_GOODBYE_S = 3.0
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -126,6 +127,9 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
         self._ended: deque[tuple[Callable[[Any], None], float]] = deque()
         self._wake_sent = self._slot_freed = False
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Ends the process, unless it is cancelled, where Redis hangs and Celery's goodbye with it.
+        self.goodbye = threading.Timer(_GOODBYE_S, _exit)
+        self.goodbye.daemon = True
 
     # --- Celery calls these, in the consumer's thread
 
@@ -178,21 +182,17 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
         self.limit = max(self.limit - n, 1)
 
     def on_close(self) -> None:
-        """Drain, if nothing did before, and acknowledge what ended since the hub last looked."""
-        if self._thread and self._thread.alive and not self._drained:
-            self._submit(self._drain(self.grace_s)).result()
-        self._acknowledge()
-
-    def on_stop(self) -> None:
-        """Stop the service and its loop."""
+        """Drain, if nothing did before, and free all of ours: what follows is Celery's goodbye to Redis."""
         if self._thread and self._thread.alive:
+            if not self._drained:
+                self._submit(self._drain(self.grace_s)).result()
             try:
                 self._submit(self._work.stop()).result(_STOP_TIMEOUT_S)
             except Exception as error:  # the process ends anyway
                 log.error("worker.stop_failed", error=repr(error), exc_info=error)
             self._thread.stop()
-
-    on_terminate = on_stop
+        self._acknowledge()
+        self.goodbye.start()
 
     # --- these are safe from any thread
 
@@ -261,6 +261,10 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
         while self._ended:
             acknowledge, runtime_s = self._ended.popleft()
             acknowledge((False, None, runtime_s))
+
+
+def _exit() -> None:
+    os._exit(EX_FAILURE if state.should_stop else EX_OK)
 
 
 def _are_ids(args: list[Any]) -> bool:

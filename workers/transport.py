@@ -3,14 +3,19 @@
 # kombu has no types:
 # mypy: allow-untyped-calls
 
+import json
 from contextlib import suppress
+from queue import Empty
 from typing import Any
 
+import structlog
 from kombu.transport import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 PATH = f"{__name__}:LaneTransport"
+
+log = structlog.get_logger()
 
 
 class LaneChannel(redis.Channel):
@@ -45,10 +50,17 @@ class LaneChannel(redis.Channel):
                 self.end_poll()
         super().close()
 
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except json.JSONDecodeError as error:  # somebody's line that is no message must not end the worker
+            log.error("message.malformed", error=error.msg)
+            raise Empty from error
+
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         # Protocol 3 greets with the connection's id, which `end_poll` needs. Celery reconnects by itself,
         # so redis-py must not sleep between tries in the consumer's thread.
-        own = {"protocol": 3, "retry": Retry(NoBackoff(), 1)}
+        own = {"protocol": 3, "retry": Retry(NoBackoff(), 0)}
         return {**super()._connparams(asynchronous=asynchronous), **own}
 
     def _create_client(self, asynchronous: bool = False) -> Any:
