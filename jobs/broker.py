@@ -79,7 +79,7 @@ def create_app(settings: Settings) -> Celery:
         broker_channel_error_retry=True,
         broker_transport_options={
             "priority_steps": [0],
-            "visibility_timeout": 86_400,  # leases protect work, not unacknowledged messages
+            "visibility_timeout": 86_400,  # not for our workers, whose transport mirrors no message
             "socket_timeout": 5.0,
             "socket_connect_timeout": 2.0,
             "socket_keepalive": True,
@@ -208,10 +208,15 @@ class Announcer:
         self._origin = anon_nodename()
         self._breaker = _Breaker(pause_s)
 
-    def announce(self, queue: str, job_ids: Sequence[str]) -> bool:
-        """Send one message with these ids; False, soon, where Redis did not take it."""
+    def announce(self, queue: str, job_ids: Sequence[str], *, first: bool = False) -> bool:
+        """Send one message with these ids; False, soon, where Redis did not take it.
+
+        `first` puts it before all others, for what had its turn already: so a queue stays in order, and
+        an announcement that later ones overtook is a lost one.
+        """
         message = self._message(queue, job_ids)
-        return self._attempt(lambda: self._redis.lpush(queue, message)) is not None
+        push = self._redis.rpush if first else self._redis.lpush
+        return self._attempt(lambda: push(queue, message)) is not None
 
     def announce_many(self, announcements: Iterable[tuple[str, Sequence[str]]]) -> bool:
         """Send many messages in few round trips; False where any may be missing (some may be there)."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import redis
 import structlog
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -83,9 +82,6 @@ class ControlService:
         # The leader's lock, its loop, the retention task, and one for each webhook thread that settles.
         self._db = open_engine(self._settings.database_url, pool_size=8)
         self._announcer = Announcer(self._settings)
-        self._hints = redis.Redis.from_url(
-            self._settings.redis_url, socket_timeout=1.0, socket_connect_timeout=0.5
-        )
         self._webhooks = WebhookSender(self._settings, self._db)
         self._webhooks.start()
         self._thread = threading.Thread(target=self._lead, name="lead", daemon=True)
@@ -152,9 +148,8 @@ class ControlService:
         leadership.drop()
 
     def _tell_ended(self, job_ids: Iterable[str]) -> None:
-        with suppress(redis.RedisError):
-            for job_id in job_ids:
-                self._hints.publish(live.channel(job_id), live.to_message(live.ENDED))
+        ended = live.to_message(live.ENDED)
+        self._announcer.publish((live.channel(job_id), ended) for job_id in job_ids)
 
 
 def run(settings: Settings) -> int:

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import structlog
@@ -210,7 +211,7 @@ class LaneService:
 
     async def _announce(self, queue: str, job_ids: Sequence[str]) -> None:
         """Put jobs back on their queue; where Redis is away, the feeder does it when it is back."""
-        if await self._in_thread(self._announcer.announce, queue, job_ids):
+        if await self._in_thread(partial(self._announcer.announce, queue, job_ids, first=True)):
             return
         try:
             await self._in_thread(self._unannounce, [uuid.UUID(job_id) for job_id in job_ids])

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 class Slots:
     """The places of one engine, shared by the lanes that a worker drains; safe for threads.
 
-    Each lane has its own limit. Among several lanes one place is kept for the faster ones while none of
-    them runs, and the slowest holds half of all places at most.
+    Each lane has its own limit. Among several lanes one place is kept for the fastest while it uses none,
+    and the slowest holds half of all places at most.
     """
 
     def __init__(self, limits: Mapping[str, int], total: int) -> None:
         """`limits` gives each lane's own limit, in rank order; `total` is what the engine takes at once."""
         self.total = total
-        self._ranks = {lane: rank for rank, lane in enumerate(limits)}
+        self._fastest = next(iter(limits))
         self._limits = {lane: min(limit, total) for lane, limit in limits.items()}
         if len(limits) > 1:
             slowest = list(limits)[-1]
@@ -49,7 +49,6 @@ class Slots:
             return sum(self._used.values())
 
     def _free(self, lane: str) -> int:
-        faster = [name for name, rank in self._ranks.items() if rank < self._ranks[lane]]
-        kept = int(bool(faster) and self.total > 1 and not any(self._used[name] for name in faster))
+        kept = int(lane != self._fastest and self.total > 1 and not self._used[self._fastest])
         left = self.total - sum(self._used.values()) - kept
         return max(min(self._limits[lane] - self._used[lane], left), 0)

@@ -101,7 +101,7 @@ class Sweeper:
         depths = self._announcer.depths(queues) if queues else None
         if depths is None:
             return
-        for queue, messages in depths.queues.items():
+        for queue, messages in depths.items():
             with self._engine.begin() as connection:
                 settled = self._settled(queue, sweeps.watermark(connection, queue))
                 if messages and settled is None:

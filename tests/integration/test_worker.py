@@ -18,7 +18,7 @@ from jobs.domain.jobs import NewJob
 from jobs.settings import Settings
 from jobs.store import intake, moves
 from tests.conftest import JobMaker
-from tests.integration.conftest import LEASE_S, Processes
+from tests.processes import LEASE_S, Processes
 from tests.waiting import until
 
 Submit = Callable[..., None]
