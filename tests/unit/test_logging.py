@@ -1,0 +1,64 @@
+"""The log: one form for all lines, and no contents of messages or of local variables."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from jobs.logging import configure
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield io.StringIO()
+    root.handlers[:], root.level = handlers, level
+    structlog.reset_defaults()
+
+
+def test_structlog_and_libraries_write_the_same_lines(stream: io.StringIO) -> None:
+    configure(stream=stream)
+    structlog.get_logger().info("job.claimed", job_id="1")
+    logging.getLogger("kombu").warning("lost %s", "it")
+    logging.getLogger("celery.worker.strategy").info("Task received")
+    ours, theirs = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert (ours["event"], ours["job_id"], ours["level"]) == ("job.claimed", "1", "info")
+    assert (theirs["event"], theirs["logger"], theirs["level"]) == ("lost it", "kombu", "warning")
+
+
+@pytest.mark.parametrize("json_lines", [True, False])
+def test_a_traceback_shows_no_variables(stream: io.StringIO, json_lines: bool) -> None:
+    configure(stream=stream, json_lines=json_lines)
+    prompt = "a secret prompt".upper()
+    try:
+        _ = 1 / len(prompt[:0])
+    except ZeroDivisionError:
+        structlog.get_logger().exception("job.failed")
+        logging.getLogger("celery").exception("task failed")
+    assert stream.getvalue().count("ZeroDivisionError") == 2
+    assert prompt not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("line", "args", "said"),
+    [
+        ("Can't decode message body: %r [type:%r]", ("PROMPT", "PROMPT"), "Can't decode message body"),
+        ("Received unregistered task of type %s.\n%s", ("x", "PROMPT"), "Received unregistered task of type"),
+        ("Could not restore message: %r", ("PROMPT",), "Could not restore message"),
+    ],
+)
+def test_contents_of_messages_are_cut(
+    stream: io.StringIO, line: str, args: tuple[str, ...], said: str
+) -> None:
+    configure(stream=stream)
+    try:
+        raise ValueError("PROMPT")
+    except ValueError:
+        logging.getLogger("celery.worker").error(line, *args, exc_info=True)
+    (record,) = [json.loads(row) for row in stream.getvalue().splitlines()]
+    assert record["event"] == f"{said} (ValueError)"
+    assert "PROMPT" not in stream.getvalue()
