@@ -22,9 +22,7 @@ from workers.lane_order import LaneCycle
 from workers.pool import DRAIN_MARGIN_S, LanePool, Service
 
 _EVENTS_DELAY_S = 0.1
-_EXIT_MARGIN_S = (
-    DRAIN_MARGIN_S + 10.0
-)  # beyond the grace; a worker that hangs longer is ended, its stacks shown
+_HANG_MARGIN_S = DRAIN_MARGIN_S + 10.0
 
 log = structlog.get_logger()
 
@@ -39,7 +37,8 @@ def run_worker(
 ) -> int:
     """Drain these lanes' queues until a signal comes; returns the process's exit status.
 
-    `model` names a further model, whose queues are its own. Must be called in the main thread.
+    `model` names a further model, whose queues are its own. This is a process's last work, in its main
+    thread: some seconds after it returned, whatever still keeps the process is cut off.
     """
     return _run(settings, broker.lane_queues(lanes, model), service, name or "-".join(lanes))
 
@@ -74,19 +73,20 @@ def _run(settings: Settings, queues: Sequence[str], service: Service, name: str)
     )
     _drain_on_signals(worker.pool, settings.lease.grace_s)
     worker.start()
-    worker.pool.goodbye.cancel()
-    faulthandler.cancel_dump_traceback_later()
     return worker.exitcode if isinstance(worker.exitcode, int) else 0
 
 
 def _drain_on_signals(pool: LanePool, grace_s: float) -> None:
-    """Drain at the first SIGTERM or SIGINT, at once at the second; whatever hangs, the process ends."""
+    """Drain at the first SIGTERM or SIGINT, at once at the second.
+
+    Where even the loop hangs, the process ends after all, with status 1 and its threads' stacks shown.
+    """
     graces = itertools.chain([grace_s], itertools.repeat(0.0))
 
     def leave(_number: int, _frame: object) -> None:
         # No log line here: the signal may have come in the middle of one.
         grace_s = next(graces)
-        faulthandler.dump_traceback_later(grace_s + _EXIT_MARGIN_S, exit=True)
+        faulthandler.dump_traceback_later(grace_s + _HANG_MARGIN_S, exit=True)
         pool.drain(grace_s)
 
     for number in (signal.SIGTERM, signal.SIGINT):

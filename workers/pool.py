@@ -127,9 +127,6 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
         self._ended: deque[tuple[Callable[[Any], None], float]] = deque()
         self._wake_sent = self._slot_freed = False
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Ends the process, unless it is cancelled, where Redis hangs and Celery's goodbye with it.
-        self.goodbye = threading.Timer(_GOODBYE_S, _exit)
-        self.goodbye.daemon = True
 
     # --- Celery calls these, in the consumer's thread
 
@@ -141,9 +138,11 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
         try:
             self._starting.result()
         except CancelledError:
+            _exit_soon(EX_OK)
             raise SystemExit(EX_OK) from None
         except Exception as error:  # whatever an engine raises, the process must end and say why
             log.error("worker.start_failed", error=str(error), exc_info=error)
+            _exit_soon(EX_FAILURE)
             raise SystemExit(EX_FAILURE) from error
 
     def register_with_event_loop(self, hub: Any) -> None:
@@ -192,7 +191,7 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
                 log.error("worker.stop_failed", error=repr(error), exc_info=error)
             self._thread.stop()
         self._acknowledge()
-        self.goodbye.start()
+        _exit_soon(EX_FAILURE if state.should_stop else EX_OK)
 
     # --- these are safe from any thread
 
@@ -233,7 +232,8 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
         except Exception as error:  # leases give back what a failed drain leaves
             log.error("worker.drain_failed", error=repr(error), exc_info=error)
         self._drained = True
-        state.should_stop = EX_OK
+        if state.should_stop is None:
+            state.should_stop = EX_OK
         self._notify()
 
     def _died(self) -> None:
@@ -263,8 +263,11 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
             acknowledge((False, None, runtime_s))
 
 
-def _exit() -> None:
-    os._exit(EX_FAILURE if state.should_stop else EX_OK)
+def _exit_soon(status: int) -> None:
+    """End the process in a while, where Redis hangs and Celery's goodbye with it, or an engine's thread."""
+    timer = threading.Timer(_GOODBYE_S, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
 
 
 def _are_ids(args: list[Any]) -> bool:

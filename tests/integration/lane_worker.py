@@ -52,7 +52,7 @@ class SleepingJobs:
             case "fails":
                 raise RuntimeError("the model file is missing")
             case "hangs":
-                await asyncio.sleep(3_600)
+                await asyncio.to_thread(time.sleep, 3_600)
             case "dies":
                 self._loop.call_later(0.5, sys.exit, 3)
         tell("started")
