@@ -90,7 +90,10 @@ def _delivery(row: Any, result: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class DueDelivery:
-    """One delivery under its lease. Secrets are encrypted; `secret` None means the tenant's."""
+    """One delivery under its lease. Secrets are encrypted; `secret` None means the tenant's.
+
+    `attempts` counts all of them and numbers this one; `tries` counts since it was last (re)started.
+    """
 
     id: uuid.UUID
     tenant_id: uuid.UUID
@@ -101,23 +104,26 @@ class DueDelivery:
     tenant_secret: str | None
     attempts: int
     tries: int
+    disabled: bool
 
 
 # The lease doubles as the fence: an attempt is recorded only while its own number stands.
-# At most :per_host rows of one receiver are taken, those under a lease counted in.
 _TAKE = text(
     """
-    WITH due AS (
-        SELECT d.id, d.host, row_number() OVER (PARTITION BY d.host ORDER BY d.next_attempt_at) AS place
+    WITH bounds AS (
+        SELECT * FROM unnest(CAST(:hosts AS text[]), CAST(:places AS int[])) AS b(host, places)
+    ), due AS (
+        SELECT d.id, COALESCE(b.places, :per_host) AS places,
+               row_number() OVER (PARTITION BY d.host ORDER BY d.next_attempt_at) AS place
         FROM (
             SELECT id, host, next_attempt_at FROM webhook_deliveries
             WHERE status = 'pending' AND next_attempt_at <= now()
-            AND NOT (host = ANY(CAST(:full_hosts AS text[])))
+            AND host NOT IN (SELECT host FROM bounds WHERE places <= 0)
             ORDER BY next_attempt_at LIMIT :scan
-        ) AS d
+        ) AS d LEFT JOIN bounds b ON b.host = d.host
     ), taken AS (
         SELECT d.id FROM webhook_deliveries d
-        WHERE d.id IN (SELECT id FROM due WHERE place <= :per_host)
+        WHERE d.id IN (SELECT id FROM due WHERE place <= places)
         AND d.status = 'pending' AND d.next_attempt_at <= now()
         ORDER BY d.id LIMIT :n FOR UPDATE SKIP LOCKED
     )
@@ -127,22 +133,24 @@ _TAKE = text(
     FROM taken, tenants t
     WHERE d.id = taken.id AND t.id = d.tenant_id
     RETURNING d.id, d.tenant_id, d.url, d.host, d.payload, d.secret, t.signing_secret AS tenant_secret,
-              d.attempts, d.tries
+              d.attempts, d.tries,
+              EXISTS (SELECT FROM webhook_disabled x WHERE x.tenant_id = d.tenant_id AND x.url = d.url)
+                  AS disabled
     """
 )
 
 
 def take_due(
-    connection: Connection, n: int, lease_s: float, per_host: int, full_hosts: Sequence[str] = ()
+    connection: Connection, n: int, lease_s: float, per_host: int, places: Mapping[str, int] | None = None
 ) -> list[DueDelivery]:
     """Lease up to `n` due deliveries for `lease_s` seconds, `per_host` of one receiver at most.
 
-    A lease that runs out makes the row due again, as a new attempt. Hosts in `full_hosts` are left alone.
+    `places` says how many a receiver may take instead, such as one that is being served already. A lease
+    that runs out makes the row due again, as a new attempt.
     """
-    rows = connection.execute(
-        _TAKE,
-        {"n": n, "scan": n * 8, "lease_s": lease_s, "per_host": per_host, "full_hosts": list(full_hosts)},
-    )
+    bounds = places or {}
+    values = {"hosts": list(bounds), "places": list(bounds.values()), "scan": n * 8}
+    rows = connection.execute(_TAKE, {**values, "n": n, "lease_s": lease_s, "per_host": per_host})
     return [DueDelivery(**row._mapping) for row in rows]
 
 
@@ -163,7 +171,8 @@ class AttemptResult:
 _LOG = text(
     """
     INSERT INTO webhook_attempts (delivery_id, attempt, started_at, duration_ms, status_code, error)
-    VALUES (:delivery_id, :attempt, :started_at, :duration_ms, :status_code, :error)
+    SELECT id, :attempt, :started_at, :duration_ms, :status_code, :error
+    FROM webhook_deliveries WHERE id = :delivery_id
     ON CONFLICT DO NOTHING
     """
 )
@@ -180,7 +189,7 @@ _SETTLE = text(
 
 
 def settle(connection: Connection, result: AttemptResult) -> None:
-    """Log the attempt and move its delivery on, unless a later attempt owns it."""
+    """Log the attempt and move its delivery on, unless a later attempt owns it or retention took it."""
     values = {name: getattr(result, name) for name in AttemptResult.__dataclass_fields__}
     connection.execute(_LOG, values)
     ends = result.delivered or result.retry_in_s is None
@@ -191,31 +200,14 @@ def settle(connection: Connection, result: AttemptResult) -> None:
 
 
 def disable(connection: Connection, tenant_id: uuid.UUID, url: str, reason: str) -> None:
-    """Send nothing more to this address: what is pending fails, what comes later is not sent."""
-    values = {"tenant_id": tenant_id, "url": url, "reason": reason}
+    """Mark an address as gone for this tenant: what falls due for it is taken as `disabled`."""
     connection.execute(
         text(
             "INSERT INTO webhook_disabled (tenant_id, url, reason) VALUES (:tenant_id, :url, :reason)"
             " ON CONFLICT DO NOTHING"
         ),
-        values,
+        {"tenant_id": tenant_id, "url": url, "reason": reason},
     )
-    connection.execute(
-        text(
-            "UPDATE webhook_deliveries SET status = 'failed', next_attempt_at = NULL"
-            " WHERE tenant_id = :tenant_id AND url = :url AND status = 'pending'"
-        ),
-        values,
-    )
-
-
-def is_disabled(connection: Connection, tenant_id: uuid.UUID, url: str) -> bool:
-    """Whether the receiver at this address said, by a 410, that it is gone."""
-    found = connection.execute(
-        text("SELECT 1 FROM webhook_disabled WHERE tenant_id = :tenant_id AND url = :url"),
-        {"tenant_id": tenant_id, "url": url},
-    )
-    return found.first() is not None
 
 
 def of_job(connection: Connection, job_id: uuid.UUID) -> list[dict[str, Any]]:
