@@ -31,22 +31,12 @@ def worker(lanes: str | None, engine: str | None) -> None:
 
 
 @click.command()
-@click.option("--host", help="Address to listen on.  [default: the setting api.host]")
-@click.option("--port", type=click.IntRange(1, 65_535), help="Port.  [default: the setting api.port]")
-def api(host: str | None, port: int | None) -> None:
-    """Run the HTTP API, with its documentation at /docs."""
+def api() -> None:
+    """Run the HTTP API at the address that the settings api.host and api.port name, its docs at /docs."""
     settings = _settings()
-    import uvicorn
+    from producer.api.app import run_api
 
-    from producer.api.app import create_app
-
-    uvicorn.run(
-        create_app(settings),
-        host=host or settings.api.host,
-        port=port or settings.api.port,
-        access_log=False,
-        timeout_graceful_shutdown=5,  # Open event streams end here; clients resume with Last-Event-ID.
-    )
+    run_api(settings)
 
 
 @click.command()

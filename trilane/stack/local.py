@@ -167,9 +167,11 @@ class _Starting:
         flower_env = {"FLOWER_BASIC_AUTH": f"{FLOWER_USER}:{flower_password}"}
         api = f"http://{ports.HOST}:{self._api_port}"
         flower = f"http://{ports.HOST}:{self._flower_port}"
+        # The API is not ready while a lane has no worker, which may be what was asked for.
+        complete = {lane for lanes in self._options.lanes for lane in lanes} == set(self._settings.lanes)
         return [
             *(self._worker(database, lanes) for lanes in self._options.lanes),
-            self._part("api", "--port", str(self._api_port), ready=partial(_answers, f"{api}/readyz")),
+            self._part("api", ready=partial(_answers, api + ("/readyz" if complete else "/healthz"))),
             self._part("control", ready=self._logged("control", "control.ready")),
             self._part(
                 "beat",
@@ -219,6 +221,8 @@ class _Starting:
             "TRILANE_DATABASE_URL": settings.database_url,
             "TRILANE_REDIS_URL": settings.redis_url,
             "TRILANE_SECRET_KEY": key,
+            "TRILANE_API__HOST": ports.HOST,
+            "TRILANE_API__PORT": str(self._api_port),
             "TRILANE_ENGINE__NAME": options.engine or settings.engine.name,
             "TRILANE_WEBHOOKS__ALLOW": json.dumps([*settings.webhooks.allow, *options.webhook_allow]),
             **options.env,
