@@ -1,0 +1,41 @@
+"""The outermost layer: times every request and answers for bugs without telling what was in the request."""
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from producer.api.errors import internal_error
+from producer.api.metrics import Metrics
+
+
+class Guard:
+    """ASGI middleware. A bug ends here: the server would log its text, which may quote a prompt."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self._observe(scope, status, time.perf_counter() - began)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception as error:  # The edge of the request: logged there without its text.
+            response = internal_error(error)
+            if not status:
+                await response(scope, receive, sending)
+
+    def _observe(self, scope: Scope, status: int, seconds: float) -> None:
+        # The route's pattern, not the path: a label for each job would have no bound.
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._metrics.requests.labels(scope["method"], route, str(status)).observe(seconds)

@@ -1,0 +1,192 @@
+"""Live events for any number of open streams, on one Redis subscription and one poll of the database.
+
+No stream holds a thread or a connection of its own. Redis only hints: what it loses, the streams read
+again from the job's backlog, and the end of a job is found by the poll at the latest.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+from typing import Any
+
+import structlog
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+
+from jobs import live
+from jobs.live import Event
+
+POLL_S = 2.0
+_PAUSE_S = 0.5  # before Redis is tried again
+_CONNECTIONS = 16
+_EVENTS_KEPT = 1_024  # for a stream whose client reads slowly; then it reads the backlog instead
+_OWN_CHANNEL = live.channel("api")  # nobody publishes there: it keeps the subscription open without streams
+
+log = structlog.get_logger()
+
+
+class Signal(Enum):
+    """What a stream is told besides events."""
+
+    LOOK = "look"  # events may have been missed: read the backlog
+    CLOSE = "close"  # the API stops
+
+
+class Listener:
+    """One open stream's share of the events."""
+
+    def __init__(self) -> None:
+        self._items: asyncio.Queue[Event | Signal] = asyncio.Queue()
+
+    async def get(self) -> Event | Signal:
+        """The next event or signal; waits for it."""
+        return await self._items.get()
+
+    def put(self, item: Event | Signal) -> None:
+        """Tell the stream. One that does not keep up loses events, and is told to look for them."""
+        if self._items.qsize() >= _EVENTS_KEPT:
+            while not self._items.empty():
+                self._items.get_nowait()
+            self._items.put_nowait(Signal.LOOK)
+        self._items.put_nowait(item)
+
+
+class Hub:
+    """Spreads the jobs' events to the streams that are open; `ended` tells which of many jobs have ended."""
+
+    def __init__(self, redis_url: str, ended: Callable[[list[uuid.UUID]], Awaitable[set[uuid.UUID]]]) -> None:
+        """Connect to nothing yet."""
+        self._ended = ended
+        pool = BlockingConnectionPool.from_url(
+            redis_url,
+            max_connections=_CONNECTIONS,
+            timeout=2.0,
+            socket_connect_timeout=1.0,
+            socket_keepalive=True,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._redis: Any = Redis.from_pool(pool)
+        self._listeners: dict[str, set[Listener]] = {}
+        self._subscribed: set[str] = set()
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Carry events while the context is open."""
+        tasks = [asyncio.create_task(loop()) for loop in (self._listen, self._poll)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._redis.aclose()
+
+    @asynccontextmanager
+    async def listening(self, job_id: str) -> AsyncIterator[Listener]:
+        """A listener to one job. It is told to look into the backlog once no event can be missed any more."""
+        listener = Listener()
+        self._listeners.setdefault(job_id, set()).add(listener)
+        if self._closed:
+            listener.put(Signal.CLOSE)
+        if job_id in self._subscribed:
+            listener.put(Signal.LOOK)
+        self._changed.set()
+        try:
+            yield listener
+        finally:
+            self._listeners[job_id].discard(listener)
+            if not self._listeners[job_id]:
+                del self._listeners[job_id]
+                self._changed.set()
+
+    async def backlog(self, job_id: str, after: str | None) -> list[Event]:
+        """The events that are kept, from behind the id `after`; none while Redis is away."""
+        try:
+            entries = await self._redis.xrange(live.stream_key(job_id), f"({after}" if after else "-")
+        except (RedisError, OSError):
+            return []
+        return [live.from_fields(entry.decode(), _decoded(fields)) for entry, fields in entries]
+
+    async def ping(self) -> bool:
+        """Whether Redis answers."""
+        try:
+            return bool(await self._redis.ping())
+        except (RedisError, OSError):
+            return False
+
+    def close(self) -> None:
+        """End all streams, now and from now on; their clients resume elsewhere or later."""
+        self._closed = True
+        for listeners in self._listeners.values():
+            for listener in listeners:
+                listener.put(Signal.CLOSE)
+
+    async def _listen(self) -> None:
+        """Keep one subscription to the channels of the jobs that are listened to, through reconnects."""
+        while True:
+            try:
+                async with self._redis.pubsub() as pubsub:
+                    await pubsub.subscribe(_OWN_CHANNEL)
+                    self._changed.set()
+                    await self._carry(pubsub)
+            except (RedisError, OSError) as error:
+                log.debug("live.redis_away", error=type(error).__name__)
+            self._subscribed.clear()
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _carry(self, pubsub: Any) -> None:
+        following = asyncio.create_task(self._follow(pubsub))
+        try:
+            async for message in pubsub.listen():
+                job_id = live.job_of_channel(message["channel"].decode())
+                if message["type"] == "message":
+                    self._tell(job_id, live.from_message(message["data"]))
+                elif message["type"] == "subscribe":
+                    self._subscribed.add(job_id)
+                    self._tell(job_id, Signal.LOOK)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def _follow(self, pubsub: Any) -> None:
+        """Subscribe to what is listened to and not subscribed, and the other way round, in one go each."""
+        own, asked = live.job_of_channel(_OWN_CHANNEL), set[str]()
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            wanted = set(self._listeners)
+            with suppress(RedisError, OSError):  # The reader sees the same failure and begins anew.
+                if new := wanted - asked:
+                    await pubsub.subscribe(*map(live.channel, new))
+                if old := asked - wanted - {own}:
+                    self._subscribed -= old
+                    await pubsub.unsubscribe(*map(live.channel, old))
+            asked = wanted
+
+    async def _poll(self) -> None:
+        """Look in the database, slowly, for jobs that ended without a hint."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            ids = [uuid.UUID(job_id) for job_id in self._listeners]
+            if not ids:
+                continue
+            try:
+                for job_id in await self._ended(ids):
+                    self._tell(str(job_id), live.ENDED)
+            except SQLAlchemyError as error:
+                log.debug("live.database_away", error=type(error).__name__)
+
+    def _tell(self, job_id: str, item: Event | Signal) -> None:
+        for listener in self._listeners.get(job_id, ()):
+            listener.put(item)
+
+
+def _decoded(fields: dict[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in fields.items()}

@@ -1,0 +1,72 @@
+"""What the routes share: the database and its threads, the announcer, the submitter, the live events."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
+
+from fastapi import Depends, Request
+from sqlalchemy import Connection
+
+from jobs.broker import Announcer
+from jobs.settings import Settings
+from jobs.store import reads, tenants
+from jobs.store.engine import open_engine
+from producer.api import snapshot
+from producer.api.hub import Hub
+from producer.api.keys import Keys
+from producer.api.metrics import Metrics
+from producer.api.snapshot import Snapshots
+from producer.submitter import Submitter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Services:
+    """One of each for an app. Nothing is connected to before the first use."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises `SettingsError` or `ValueError` where a setting cannot be right."""
+        self.settings = settings
+        self.engine = open_engine(settings.database_url, pool_size=settings.api.db_threads)
+        self.announcer = Announcer(settings)
+        self.submitter = Submitter(settings, lambda: self.engine, self.announcer)
+        self.metrics = Metrics()
+        self.keys = Keys(lambda key: self.transact(tenants.of_key, key))
+        self.snapshots = Snapshots(lambda: self.transact(snapshot.take, list(settings.lanes)))
+        self.hub = Hub(settings.redis_url, self._ended)
+        # As many threads as connections: what waits for the database waits here, on no thread.
+        self._threads = ThreadPoolExecutor(settings.api.db_threads, thread_name_prefix="api-db")
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`call(...)`, which asks the database, in one of the bounded threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*args, **kwargs))
+
+    async def transact(
+        self, call: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`call(connection, ...)` in one transaction, in one of the bounded threads."""
+
+        def transaction() -> T:
+            with self.engine.begin() as connection:
+                return call(connection, *args, **kwargs)
+
+        return await self.run(transaction)
+
+    async def close(self) -> None:
+        """Let running calls end, then close the connections."""
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        self.engine.dispose()
+        self.announcer.close()
+
+    async def _ended(self, ids: list[uuid.UUID]) -> set[uuid.UUID]:
+        return await self.transact(reads.ended, ids)
+
+
+def _of(request: Request) -> Any:
+    return request.app.state.services
+
+
+Shared = Annotated[Services, Depends(_of)]

@@ -1,0 +1,48 @@
+"""The lanes' figures and the workers, looked up once a second at most however many ask."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from jobs.store import lanes, workers
+from jobs.store.lanes import LaneFigures
+from jobs.store.workers import Worker, WorkerState
+
+FRESH_FOR_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The lanes and the live workers at one moment."""
+
+    lanes: Mapping[str, LaneFigures]
+    workers: Sequence[Worker]
+
+    def worker_states(self, lane: str) -> dict[WorkerState, int]:
+        """How many workers of a lane are in each state."""
+        states = [worker.state for worker in self.workers if lane in worker.lanes]
+        return {state: states.count(state) for state in WorkerState}
+
+
+def take(connection: Connection, names: list[str]) -> Snapshot:
+    """The figures of these lanes now."""
+    return Snapshot(lanes.figures(connection, names), workers.alive(connection))
+
+
+class Snapshots:
+    """Shares one look between all who ask within `FRESH_FOR_S`."""
+
+    def __init__(self, look: Callable[[], Awaitable[Snapshot]]) -> None:
+        self._look = look
+        self._lock = asyncio.Lock()
+        self._latest: tuple[float, Snapshot] | None = None
+
+    async def get(self) -> Snapshot:
+        """A snapshot that is fresh. Raises what the look raises."""
+        async with self._lock:
+            if self._latest is None or time.monotonic() - self._latest[0] > FRESH_FOR_S:
+                self._latest = (time.monotonic(), await self._look())
+            return self._latest[1]
