@@ -2,6 +2,7 @@
 
 import ipaddress
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -74,11 +75,16 @@ def up(
         ready_file=ready_file,
     )
     try:
-        with local.interruptible(), local.running(options, click.echo) as stack:
-            click.echo(_welcome(stack))
+        with local.interruptible(), local.running(options, _say) as stack:
+            _say(_welcome(stack))
             signal.pause()
     except KeyboardInterrupt:
-        click.echo("stopped")
+        _say("stopped")
+
+
+def _say(line: str) -> None:
+    with suppress(BrokenPipeError):  # A reader that left, such as `head`, must not stop the stack.
+        click.echo(line)
 
 
 def _welcome(stack: local.Stack) -> str:

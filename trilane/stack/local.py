@@ -88,6 +88,7 @@ def running(options: Options, say: Callable[[str], None] = lambda line: None) ->
             yield stack
         finally:
             _remove(files)
+            say(f"stopping: jobs that run have {starting.job_grace_s:g} s to end")
             starting.supervisor.stop()
 
 
@@ -124,12 +125,13 @@ class _Starting:
             redis_url=self._redis.url if self._redis else given.redis_url,
             secret_key=given.secret_key or SecretStr(secrets.kept(data / "secret_key")),
         )
+        self.job_grace_s = given.lease.grace_s
         self.describe: Callable[[], None] = lambda: None
         self.supervisor = Supervisor(
             data / "logs",
             say,
             restarted=lambda: self.describe(),
-            grace_s=given.lease.grace_s + _STOP_MARGIN_S,
+            grace_s=self.job_grace_s + _STOP_MARGIN_S,
         )
 
     def start(self) -> Stack:
