@@ -87,9 +87,9 @@ def running(options: Options, say: Callable[[str], None] = lambda line: None) ->
             starting.describe()
             yield stack
         finally:
-            _remove(files)
             say(f"stopping: jobs that run have {starting.job_grace_s:g} s to end")
             starting.supervisor.stop()
+            _remove(files)  # Only now: a part that just restarted may have written them again.
 
 
 @contextmanager

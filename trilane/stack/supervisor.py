@@ -93,7 +93,7 @@ class Supervisor:
 
     def crashed(self, keeper: "_Keeper", code: int, failures: int) -> float:
         """Say that a part ended; return how long to wait before it starts again, in seconds."""
-        delay_s: float = min(self._backoff_s * 2.0 ** (failures - 1), self._backoff_cap_s)
+        delay_s: float = min(self._backoff_s * 2.0 ** min(failures - 1, 16), self._backoff_cap_s)
         self._say(
             f"{keeper.part.name} ended {_how(code)}: starts again in {delay_s:g} s; see {keeper.log_path}"
         )
