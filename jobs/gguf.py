@@ -50,6 +50,20 @@ def precision(metadata: dict[str, Any]) -> str:
     return _FILE_TYPES.get(file_type, f"ftype-{file_type}") if file_type is not None else "unknown"
 
 
+def context_length(metadata: dict[str, Any]) -> int:
+    """The tokens the model was trained to hold at once. Raises `KeyError` if the file does not say it."""
+    return int(metadata[f"{metadata['general.architecture']}.context_length"])
+
+
+def kv_bytes_per_token(metadata: dict[str, Any]) -> int:
+    """Bytes of one token in a KV cache of 16-bit keys and values, every layer alike. Raises `KeyError`."""
+    of = metadata["general.architecture"]
+    heads, width = metadata[f"{of}.attention.head_count"], metadata[f"{of}.embedding_length"]
+    head_bytes = 2 * metadata.get(f"{of}.attention.key_length", width // heads)
+    kv_heads = metadata.get(f"{of}.attention.head_count_kv", heads)
+    return int(2 * head_bytes * kv_heads * metadata[f"{of}.block_count"])
+
+
 def _pairs(data: mmap.mmap, count: int) -> Iterator[tuple[str, Any]]:
     offset = struct.calcsize("<4sIQQ")
     for _ in range(count):

@@ -3,8 +3,6 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-SMOLLM2 = "smollm2-135m-instruct"
-
 
 class ModelFileMissing(FileNotFoundError):
     """No model file where one was expected; the message says the remedy."""

@@ -28,10 +28,11 @@ _STOPPED = Retryable("engine_stopped", "the engine was stopped")
 
 
 class LlamaCppEngine:
-    """One GGUF model on the CPU, `slots` sequences of at most `ctx_per_slot` tokens (prompt and answer) each.
+    """One GGUF model on the CPU: `slots` sequences of at most `ctx_per_slot` tokens each, answer included.
 
-    `threads` is llama.cpp's number of compute threads (default: the cores of the machine). A process that was
-    niced before `start` sleeps at llama.cpp's barriers instead of spinning, so it leaves the cores to others.
+    A sequence never gets more than the model was trained for, and there are only so many as `kv_cache_gib`
+    (GiB) holds; further requests wait. `threads` is the number of compute threads (default: the machine's
+    cores). A process niced before `start` sleeps at llama.cpp's barriers and so leaves the cores to others.
     """
 
     name = "llamacpp"
@@ -45,14 +46,18 @@ class LlamaCppEngine:
         slots: int = 4,
         ctx_per_slot: int = 4096,
         threads: int | None = None,
+        kv_cache_gib: float = 1.0,
     ) -> None:
+        """Read the file's header. Raises `ModelFileMissing`, or `ValueError` if it is no model."""
         if not model_path.is_file():
-            raise ModelFileMissing(f"no model file at {model_path}")
+            raise ModelFileMissing(f"there is no model file at {model_path}")
+        metadata = gguf.read_metadata(model_path)
         self.model = model
-        self.precision = gguf.precision(gguf.read_metadata(model_path))
+        self.precision = gguf.precision(metadata)
         self._path = model_path
-        self._slots = slots
-        self._ctx_per_slot = ctx_per_slot
+        self._ctx_per_slot = min(ctx_per_slot, gguf.context_length(metadata))
+        slot_bytes = self._ctx_per_slot * gguf.kv_bytes_per_token(metadata)
+        self._slots = min(slots, max(1, int(kv_cache_gib * 2**30 / slot_bytes)))
         self._threads = threads or os.cpu_count() or 1
         self._server: Any = None
         self._open: set[_Call] = set()
@@ -62,11 +67,12 @@ class LlamaCppEngine:
     async def start(self) -> None:
         """Load the model (about a second for SmolLM2, in which the loop stands still) and answer once."""
         if os.nice(0) > 0:
-            # The wheel is built with OpenMP, which reads this when it is loaded; llama.cpp's own `poll` has no
+            # The wheel is built with OpenMP, which reads this when it loads; llama.cpp's own `poll` has no
             # effect then. Spinning is right for a process that owns its cores: it decodes 1.3x as fast.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         import xllamacpp
 
+        log.info("engine.loading", engine=self.name, slots=self._slots, ctx_per_slot=self._ctx_per_slot)
         self._free = asyncio.Semaphore(self._slots)
         self._threads_pool = ThreadPoolExecutor(self._slots, thread_name_prefix="llamacpp")
         self._server = xllamacpp.Server(self._params(xllamacpp.CommonParams()))
@@ -274,7 +280,7 @@ def _failure(error: dict[str, Any]) -> Outcome:
         prompt_tokens, limit = error["n_prompt_tokens"], error["n_ctx"]
         return Rejected(
             "prompt_too_long",
-            f"the prompt is {prompt_tokens} tokens long, the engine's context holds {limit} with the answer",
+            f"the prompt is {prompt_tokens} tokens long, the context holds {limit} with the answer",
             Usage(prompt_tokens=prompt_tokens),
         )
     if error.get("type") == "invalid_request_error":
