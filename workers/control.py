@@ -1,5 +1,6 @@
 """The control process: one leader sweeps and feeds, every one of them sends webhooks."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -101,25 +102,27 @@ class ControlService:
         """Carry out what beat schedules."""
         if task != RETENTION_TASK:
             raise ValueError(f"unknown control task {task}")
-        age_s = self._settings.retention.days * _DAY_S
-        forgotten = 0
-        while True:
+        await asyncio.to_thread(self._forget)
+
+    def _forget(self) -> None:
+        age_s, forgotten = self._settings.retention.days * _DAY_S, 0
+        while not self._stopping.is_set():
             with self._db.begin() as connection:
                 found = sweeps.forget(connection, age_s)
-            forgotten += found
             if not found:
                 break
+            forgotten += found
         log.info("retention.done", jobs=forgotten)
 
     async def drain(self, grace_s: float) -> None:
         """Stop the loops; leases cover a webhook that is under way."""
         self._stopping.set()
-        self._webhooks.stop(grace_s)
+        await asyncio.to_thread(self._webhooks.stop, grace_s)
 
     async def stop(self) -> None:
         """Close what was opened."""
         self._stopping.set()
-        self._thread.join(_AWAY_PAUSE_S * 4)
+        await asyncio.to_thread(self._thread.join, _AWAY_PAUSE_S * 4)
         self._db.dispose()
 
     def _lead(self) -> None:

@@ -206,8 +206,8 @@ class LaneService:
         return {claim.id: claim for claim in got}
 
     def _free(self, lane: str) -> None:
-        self._slots.give(lane)
-        self.wake()
+        if self._slots.give(lane):
+            self.wake()
 
     async def _announce(self, queue: str, job_ids: Sequence[str]) -> None:
         """Put jobs back on their queue; where Redis is away, the feeder does it when it is back."""

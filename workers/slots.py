@@ -38,10 +38,12 @@ class Slots:
             self._used[lane] += taken
             return taken
 
-    def give(self, lane: str, n: int = 1) -> None:
-        """Give back `n` places of the lane."""
+    def give(self, lane: str, n: int = 1) -> bool:
+        """Give back `n` places of the lane; True where this opens one to a lane that had none."""
         with self._lock:
+            full = [name for name in self._used if not self._free(name)]
             self._used[lane] -= n
+            return any(self._free(name) for name in full)
 
     def in_flight(self) -> int:
         """The places taken over all lanes."""

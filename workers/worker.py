@@ -20,7 +20,7 @@ def run(settings: Settings, lanes: Sequence[str], engine_name: str | None = None
     policies = [settings.lanes[lane] for lane in ranked]
     config = registry.EngineConfig(
         settings.model,
-        slots=max(policy.engine_slots for policy in policies),
+        slots=max(policy.limit for policy in policies),
         max_model_len=max(policy.max_model_len for policy in policies),
         model_path=settings.engine.model_path,
         threads=settings.engine.threads,

@@ -23,8 +23,7 @@ class LanePolicy:
     objective_ms: int | None  # P99 end to end; None: the deadline is all that counts
     routed_tokens: int | None  # prompts up to this length are this lane's own; None: no upper bound
     max_model_len: int
-    engine_slots: int  # sequences the engine holds
-    limit: int  # jobs admitted at once
+    limit: int  # jobs admitted at once, and so the sequences that the engine holds
     window_ms: int  # how long a busy engine's gate gathers before it admits
     work_conserving: bool = False  # never hold a job back while a slot is free
     deadline_s: int = 86_400
@@ -36,13 +35,11 @@ LANES: Mapping[str, LanePolicy] = {
     policy.name: policy
     for policy in (
         LanePolicy(
-            "hot", frozenset({Kind.CHAT}), 300, 512, 4_096, 8, 8, 50, work_conserving=True, time_limit_s=120
+            "hot", frozenset({Kind.CHAT}), 300, 512, 4_096, 8, 50, work_conserving=True, time_limit_s=120
         ),
+        LanePolicy("warm", frozenset({Kind.TICKET}), 800, 2_048, 8_192, 8, 50, time_limit_s=300, niceness=5),
         LanePolicy(
-            "warm", frozenset({Kind.TICKET}), 800, 2_048, 8_192, 16, 8, 50, time_limit_s=300, niceness=5
-        ),
-        LanePolicy(
-            "cold", frozenset({Kind.REPORT}), None, None, 32_768, 8, 2, 500, time_limit_s=3_600, niceness=19
+            "cold", frozenset({Kind.REPORT}), None, None, 32_768, 2, 500, time_limit_s=3_600, niceness=19
         ),
     )
 }

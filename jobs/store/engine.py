@@ -4,6 +4,8 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ResourceClosedError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from jobs.settings import SettingsError
+
 CONNECT_TIMEOUT_S = 3
 STATEMENT_TIMEOUT_MS = 30_000
 
@@ -11,11 +13,12 @@ STATEMENT_TIMEOUT_MS = 30_000
 def open_engine(database_url: str, pool_size: int = 4, pool_timeout_s: float = 5.0) -> Engine:
     """A pool of `pool_size` connections, made for one process; open it after any fork, never before.
 
-    `database_url` is libpq's (`postgresql://user:password@host/name`); psycopg 3 drives it.
+    `database_url` is libpq's (`postgresql://user:password@host/name`); psycopg 3 drives it. Raises
+    `SettingsError` where it is malformed.
     """
     scheme, _, rest = database_url.partition("://")
     if not rest or scheme.split("+")[0] not in ("postgresql", "postgres"):
-        raise ValueError("database_url must look like postgresql://user:password@host:5432/name")
+        raise SettingsError("setting database_url must look like postgresql://user:password@host:5432/name")
     return create_engine(
         f"postgresql+psycopg://{rest}",
         pool_size=pool_size,

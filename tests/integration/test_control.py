@@ -57,7 +57,12 @@ def test_fifty_thousand_waiting_jobs_keep_redis_within_twice_the_window(
     sweeper = Sweeper(settings, engine, announcer, lambda ids: None, now=lambda: now[0])
     for _ in range(120):  # an hour, looked at every 30 s, in which nobody claims anything
         with engine.begin() as connection:
-            connection.execute(text("UPDATE jobs SET announced_at = announced_at - interval '30 seconds'"))
+            connection.execute(
+                text(
+                    "UPDATE jobs SET announced_at = announced_at - interval '30 seconds'"
+                    " WHERE status = 'queued' AND announced_at IS NOT NULL"
+                )
+            )
         now[0] += 30
         sweeper.step()
         feeder.step()

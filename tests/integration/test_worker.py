@@ -22,7 +22,7 @@ from tests.processes import LEASE_S, Processes
 from tests.waiting import until
 
 Submit = Callable[..., None]
-SLOW = {"time_scale": 1.0, "step_ms": [[1, 10.0], [8, 12.0]]}  # 100 tokens take a good second
+SLOW: dict[str, Any] = {"time_scale": 1.0, "step_ms": [[1, 10.0], [8, 12.0]]}  # 100 tokens take a good second
 
 
 def slow_job(new_job: JobMaker, **fields: Any) -> NewJob:

@@ -18,8 +18,10 @@ def test_no_bound_is_ever_passed_and_nothing_is_lost(
     for lane, n in moves:
         if n < 0:
             n = min(-n, used[lane])
-            slots.give(lane, n)
+            full = [name for name in LANES if not slots.free(name)]
+            opened = slots.give(lane, n)
             used[lane] -= n
+            assert opened == any(slots.free(name) for name in full)
         else:
             before = slots.free(lane)
             taken = slots.take(lane, n)
