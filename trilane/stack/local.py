@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
+from jobs import gguf, model_files
 from jobs import secrets as job_secrets
 from jobs import settings as settings_module
 from jobs.domain.lanes import LANES
@@ -226,9 +228,22 @@ class _Starting:
             "TRILANE_API__HOST": ports.HOST,
             "TRILANE_API__PORT": str(self._api_port),
             "TRILANE_ENGINE__NAME": options.engine or settings.engine.name,
+            "TRILANE_LANE": json.dumps(self._lanes()),
             "TRILANE_WEBHOOKS__ALLOW": json.dumps([*settings.webhooks.allow, *options.webhook_allow]),
             **options.env,
         }
+
+    def _lanes(self) -> dict[str, dict[str, Any]]:
+        """Overrides of lanes, none longer than the local model, so that the API refuses what cannot fit."""
+        settings = self._settings
+        overrides = {lane: dict(changes) for lane, changes in settings.lane.items()}
+        if (self._options.engine or settings.engine.name) == "llamacpp":
+            path = settings.engine.model_path or model_files.smollm2_path()
+            context = gguf.context_length(gguf.read_metadata(path))
+            for name, lane in settings.lanes.items():
+                if lane.max_model_len > context:
+                    overrides.setdefault(name, {})["max_model_len"] = context
+        return overrides
 
     def _port(self, asked: int | None, default: int, option: str) -> int:
         port = ports.choose(asked, default, option)
