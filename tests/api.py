@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import redis
+import uvicorn
 from sqlalchemy import Engine, text
 
 from jobs import live
@@ -32,6 +33,11 @@ class Api:
     client: httpx.Client
     engine: Engine
     settings: Settings
+    server: uvicorn.Server
+
+    def stop(self) -> None:
+        """Tell the server to stop, as SIGTERM does."""
+        self.server.should_exit = True
 
     def post(self, path: str = "/v1/jobs", **body: Any) -> httpx.Response:
         """POST a JSON body."""
@@ -67,7 +73,7 @@ def serving(settings: Settings, engine: Engine, tenant: tenants.Tenant) -> Itera
         until(lambda: server.started, what="the API's start")
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=30) as client:
-            yield Api(url, key, client, engine, settings)
+            yield Api(url, key, client, engine, settings, server)
     finally:
         server.should_exit = True
         thread.join()

@@ -65,7 +65,7 @@ class Services:
         return await self.transact(reads.ended, ids)
 
 
-def _of(request: Request) -> Any:
+async def _of(request: Request) -> Any:
     return request.app.state.services
 
 
