@@ -2,6 +2,8 @@
 
 import logging
 import sys
+import traceback
+from collections.abc import MutableMapping
 from typing import Any, TextIO
 
 import structlog
@@ -34,6 +36,20 @@ class _Reticence(logging.Filter):
         return True
 
 
+def _bare_traceback(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Render an exception as its type and where it was raised: its words may quote a prompt or a row."""
+    info = event.pop("exc_info", None)
+    error = info[1] if isinstance(info, tuple) else info if info is not True else sys.exc_info()[1]
+    causes = []
+    while isinstance(error, BaseException):
+        where = "".join(traceback.format_tb(error.__traceback__))
+        causes.append(f"{where}{type(error).__module__}.{type(error).__qualname__}")
+        error = error.__cause__ or error.__context__
+    if causes:
+        event["exception"] = "\ncaused by:\n".join(causes)
+    return event
+
+
 def configure(level: str = "INFO", *, json_lines: bool | None = None, stream: TextIO | None = None) -> None:
     """Send all logs to `stream` (standard error): JSON lines, or plain text where it is a terminal."""
     stream = stream or sys.stderr
@@ -42,12 +58,11 @@ def configure(level: str = "INFO", *, json_lines: bool | None = None, stream: Te
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    rendering: list[Any]
-    # Plain tracebacks: the pretty ones print local variables, prompts among them.
-    if json_lines if json_lines is not None else not stream.isatty():
-        rendering = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    else:
-        rendering = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+    plain = json_lines if json_lines is not None else not stream.isatty()
+    rendering = [
+        _bare_traceback,
+        structlog.processors.JSONRenderer() if plain else structlog.dev.ConsoleRenderer(),
+    ]
     handler = logging.StreamHandler(stream)
     handler.addFilter(_Reticence())
     handler.setFormatter(

@@ -93,17 +93,20 @@ class Attempt:
             loop.call_later(max(self.claim.deadline_in_s, 0), self.close, CloseReason.DEADLINE),
             loop.call_later(self._policy.time_limit_s, self.close, CloseReason.TIME_LIMIT),
         )
-        self._task = asyncio.current_task()
+        self._task = task = asyncio.current_task()
         try:
             self._batch_size = await gate.enter(self.claim)
             try:
-                return await self._generate(engine)
+                outcome = await self._generate(engine)
             finally:
                 gate.leave()
+            if self._closed is not None:
+                await asyncio.sleep(0)  # closed while the last chunk came: the cancel lands here, not later
+            return outcome
         except asyncio.CancelledError:
-            if self._closed is None or self._task is None:
+            if self._closed is None or task is None:
                 raise
-            self._task.uncancel()
+            task.uncancel()
             return Cancelled(self._closed)
         except Exception as error:  # the engine seam says these are bugs; one of them must not end the worker
             log.error("attempt.crashed", job_id=str(self.claim.id), exc_info=error)

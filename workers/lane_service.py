@@ -84,7 +84,7 @@ class LaneService:
         self._announcer = Announcer(self._settings)
         self._publisher = Publisher(self._settings.redis_url)
         self._recorder = Recorder(self._db, self._executor)
-        self._claims: Grouped[str, Claim | None] = Grouped(self._claim, CLAIM_LIMIT)
+        self._claims: Grouped[uuid.UUID, Claim | None] = Grouped(self._claim, CLAIM_LIMIT)
         self._spawn(self._report(), self._loops)
         self._tell(WorkerState.WARMING)
         await self._engine.start()
@@ -141,7 +141,7 @@ class LaneService:
             await self._announce(queue, refused)
         lane, _, _ = parse_queue(queue)
         began = time.monotonic()
-        answers = await asyncio.gather(*map(self._claims.add, taken), return_exceptions=True)
+        answers = await asyncio.gather(*map(self._claim_one, taken), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, Claim):
                 self._begin(answer, queue, time.monotonic() - began)
@@ -185,9 +185,12 @@ class LaneService:
         else:
             live.ended()
 
-    async def _claim(self, job_ids: Sequence[str]) -> Sequence[Claim | None]:
+    async def _claim_one(self, job_id: str) -> Claim | None:
+        """One claim, made with others. Raises `ValueError` for an id that is none, to this caller alone."""
+        return await self._claims.add(uuid.UUID(job_id))
+
+    async def _claim(self, ids: Sequence[uuid.UUID]) -> Sequence[Claim | None]:
         """Claim in one transaction; while the database is away, wait: the places keep new work out."""
-        ids = [uuid.UUID(job_id) for job_id in job_ids]
         while True:
             try:
                 found = await self._in_thread(self._claim_now, ids)
@@ -200,7 +203,7 @@ class LaneService:
                 # An id that came twice is one claim: the second asks in vain.
                 return [found.pop(job_id, None) for job_id in ids]
 
-    def _claim_now(self, ids: list[uuid.UUID]) -> dict[uuid.UUID, Claim]:
+    def _claim_now(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Claim]:
         with self._db.begin() as connection:
             got = claims.claim(connection, ids, self._name, self._settings.lease.lease_s)
         return {claim.id: claim for claim in got}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import structlog
 from sqlalchemy import Engine
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DBAPIError
 
 from jobs.domain.jobs import Move, Status
 from jobs.store import records
@@ -16,7 +16,7 @@ from jobs.store.records import Ending
 from workers.grouping import Grouped
 
 GROUP_LIMIT = 128
-_REFUSED = (DataError, UnicodeError)  # NUL bytes and lone surrogates, found by the server or by psycopg
+NOT_STORABLE = "output_not_storable"
 _AWAY_PAUSE_S = 0.5
 
 log = structlog.get_logger()
@@ -49,22 +49,28 @@ class Recorder:
         try:
             with self._engine.begin() as connection:
                 ended = records.record(connection, endings).ended
-            return [ended.get(ending.job_id) for ending in endings]
-        except _REFUSED:
-            if len(endings) == 1:
-                return self._commit([_without_answer(endings[0])])
-            return [status for ending in endings for status in self._commit([ending])]
+            return [ended.get((ending.job_id, ending.attempt)) for ending in endings]
+        except (DBAPIError, UnicodeError) as error:  # NUL bytes; lone surrogates, found before they are sent
+            if is_away(error):
+                raise
+            if len(endings) > 1:
+                return [status for ending in endings for status in self._commit([ending])]
+            return self._commit_refused(endings[0], error)
+
+    def _commit_refused(self, ending: Ending, error: Exception) -> list[Status | None]:
+        log.error("record.refused", job_id=str(ending.job_id), error=type(error).__name__)
+        if ending.error_code == NOT_STORABLE:
+            return [None]  # not even its failure can be stored: the lease runs out and the sweeper judges
+        return self._commit([_without_answer(ending)])
 
 
 def _without_answer(ending: Ending) -> Ending:
     """The same attempt as a failure that says why its answer is not kept."""
-    if ending.answer is None and ending.error_code == "output_not_storable":
-        raise ValueError(f"job {ending.job_id}: even its failure cannot be stored")
     return replace(
         ending,
         move=Move.FAIL if ending.move is Move.SUCCEED else ending.move,
         answer=None,
-        error_code="output_not_storable",
+        error_code=NOT_STORABLE,
         error_message="the answer holds a character that the database cannot keep (NUL or a lone surrogate)",
-        latency=replace(ending.latency, outcome="output_not_storable"),
+        latency=replace(ending.latency, outcome=NOT_STORABLE),
     )

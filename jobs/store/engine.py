@@ -25,6 +25,7 @@ def open_engine(database_url: str, pool_size: int = 4, pool_timeout_s: float = 5
         max_overflow=0,
         pool_timeout=pool_timeout_s,
         pool_pre_ping=True,
+        hide_parameters=True,  # an error's text would quote prompts
         connect_args={
             "connect_timeout": CONNECT_TIMEOUT_S,
             "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c timezone=UTC",

@@ -64,7 +64,7 @@ def test_the_same_message_twice_is_one_result(
     job, after = slow_job(new_job), new_job()
     submit(job)
     for _ in range(3):
-        announcer.announce(job.queue, [str(job.id), str(job.id)])
+        announcer.announce(job.queue, [str(job.id), "not an id", str(job.id)])
     submit(after)
     until(lambda: processes.count("results") == 2, what="both answers")
     assert (row(engine, job.id).attempt, outcomes(engine, job.id)) == (1, ["succeeded"])

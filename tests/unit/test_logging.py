@@ -31,6 +31,24 @@ def test_structlog_and_libraries_write_the_same_lines(stream: io.StringIO) -> No
 
 
 @pytest.mark.parametrize("json_lines", [True, False])
+def test_an_exception_is_told_without_its_words(stream: io.StringIO, json_lines: bool) -> None:
+    configure(stream=stream, json_lines=json_lines)
+    try:
+        try:
+            raise KeyError("CANARY")
+        except KeyError as error:
+            raise ValueError("CANARY") from error
+    except ValueError as error:
+        structlog.get_logger().error("job.failed", exc_info=error)
+        logging.getLogger("celery").exception("task failed")
+    told = stream.getvalue()
+    for part in ("builtins.ValueError", "builtins.KeyError", "caused by"):
+        assert told.count(part) == 2, part
+    assert told.count("test_logging.py") == 4
+    assert "CANARY" not in told
+
+
+@pytest.mark.parametrize("json_lines", [True, False])
 def test_a_traceback_shows_no_variables(stream: io.StringIO, json_lines: bool) -> None:
     configure(stream=stream, json_lines=json_lines)
     prompt = "a secret prompt".upper()
