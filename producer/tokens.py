@@ -70,7 +70,6 @@ class _Chat:
         template = _TEMPLATE.fullmatch(metadata.get("tokenizer.chat_template", ""))
         if kind != ("gpt2", "smollm") or template is None:
             raise ValueError(f"no exact counting for a tokenizer of kind {kind} with this chat template")
-        self._default_system = template[1]
         vocabulary = metadata["tokenizer.ggml.tokens"]
         # llama.cpp drops the few bytes that the vocabulary lacks, but after merging, not before.
         self._dropped = len(vocabulary)
@@ -83,13 +82,22 @@ class _Chat:
         types = metadata["tokenizer.ggml.token_type"]
         special = [token for token, kind in zip(vocabulary, types, strict=True) if kind in _SPECIAL]
         self._tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+        self._default_turn = self._turn(Role.SYSTEM, template[1])
+        self._opening = self._length("<|im_start|>assistant\n")
 
     def count(self, messages: Sequence[Message]) -> int:
-        turns = [(message.role.value, message.content) for message in messages]
+        # Turn by turn, which is exact since every turn begins with a special token: so the default system
+        # message, longer than many a prompt, is counted once and for all.
+        count = self._opening + sum(self._turn(message.role, message.content) for message in messages)
         if messages and messages[0].role is not Role.SYSTEM:
-            turns.insert(0, ("system", self._default_system))
-        prompt = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+            count += self._default_turn
+        return count
+
+    def _turn(self, role: str, content: str) -> int:
         # A lone surrogate is refused elsewhere; here it must only not break the count.
-        prompt = f"{prompt}<|im_start|>assistant\n".encode(errors="replace").decode()
-        ids = self._tokenizer.encode(prompt).ids
+        storable = content.encode(errors="replace").decode()
+        return self._length(f"<|im_start|>{role}\n{storable}<|im_end|>\n")
+
+    def _length(self, text: str) -> int:
+        ids = self._tokenizer.encode(text).ids
         return len(ids) - ids.count(self._dropped)
