@@ -32,7 +32,7 @@ class Part:
     user: str | None = None  # None: the user of this process
     stop_signal: signal.Signals = signal.SIGTERM
     death_signal: signal.Signals = signal.SIGKILL  # what it gets when this process dies
-    start_timeout_s: float = 60.0
+    start_timeout_s: float = 180.0  # a niced part on a busy machine starts slowly
 
 
 class Supervisor:
