@@ -177,9 +177,9 @@ def test_a_part_runs_at_its_niceness(supervisor: Supervisor, tmp_path: Path) -> 
     code = "import os; print(os.nice(0), flush=True); import time; time.sleep(600)"
     supervisor.start(Part("nice", python(code), niceness=19, ready=lambda: "\n" in log(tmp_path, "nice")))
     assert log(tmp_path, "nice") == "19\n"
-    group = Path(f"/proc/{supervisor.pids()['nice']}/autogroup")
-    if group.exists():  # A kernel that divides the processors by session.
-        assert group.read_text().endswith("nice 19\n")
+    pid = supervisor.pids()["nice"]
+    assert os.getpgid(pid) == pid  # So that Ctrl-C in a terminal does not reach it,
+    assert os.getsid(pid) == os.getsid(0)  # and so that its niceness counts beside the other parts'.
 
 
 def test_a_busy_port_that_was_asked_for_is_refused_and_a_busy_default_replaced() -> None:

@@ -12,7 +12,6 @@ import ctypes
 import os
 import pwd
 import sys
-import time
 from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
@@ -22,8 +21,6 @@ PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
 CAPABILITY_VERSION_3 = 0x20080522
 CAP_DAC_OVERRIDE = 1
-AUTOGROUP_TRIES = 30
-AUTOGROUP_WAIT_S = 0.1
 
 
 def wrapped(
@@ -39,7 +36,6 @@ def main() -> None:
     parent, death_signal, niceness, user, *argv = sys.argv[1:]
     if int(niceness):
         os.nice(int(niceness))
-        _nice_session(niceness)
     if user != "-":
         _become(user)
     if sys.platform == "linux":
@@ -48,28 +44,6 @@ def main() -> None:
     if os.getppid() != int(parent):
         sys.exit(1)  # The parent died before the signal was set.
     os.execv(argv[0], argv)  # noqa: S606 - becoming the program is this file's purpose
-
-
-def _nice_session(niceness: str) -> None:
-    """Give our session's share of the processors the same niceness.
-
-    Each part leads a session, and Linux with autogroups (sched(7)) divides the processors by session first:
-    a niceness then counts only among the processes of one session. Seen: 0 and 19 got half a core each,
-    with this 3.0 s against 0.1 s.
-    """
-    for _ in range(AUTOGROUP_TRIES):
-        try:
-            file = os.open("/proc/self/autogroup", os.O_WRONLY)
-            try:
-                os.write(file, niceness.encode())
-            finally:
-                os.close(file)
-        except BlockingIOError:
-            time.sleep(AUTOGROUP_WAIT_S)  # Without root, the whole system takes one change in 0.1 s.
-        except OSError:
-            return  # No autogroups here: the niceness of the process is enough.
-        else:
-            return
 
 
 def _become(user: str) -> None:

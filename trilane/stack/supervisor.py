@@ -176,7 +176,9 @@ class _Keeper:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in the terminal reaches us alone.
+                # Ctrl-C in the terminal reaches us alone. No session of its own: Linux with autogroups
+                # (sched(7)) divides the processors by session first, and between sessions no niceness counts.
+                process_group=0,
             )
             return self._process
 
