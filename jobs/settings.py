@@ -85,8 +85,8 @@ class Settings(BaseSettings):
         env_prefix="TRILANE_", env_nested_delimiter="__", frozen=True, extra="ignore"
     )
 
-    database_url: str = ""
-    redis_url: str = ""
+    database_url: str = Field("", repr=False)  # both carry passwords
+    redis_url: str = Field("", repr=False)
     secret_key: SecretStr | None = None
     model: str = "SmolLM2-135M-Instruct"
     lane: dict[str, dict[str, Any]] = Field(default_factory=dict, description="overrides of lane policies")
