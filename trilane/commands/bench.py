@@ -1,0 +1,92 @@
+"""`trilane bench`: measures the pipeline, or an engine inside it, on servers of its own."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from jobs import logging
+from trilane.stack import local
+
+_json_option = click.option(
+    "--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write everything measured there."
+)
+
+
+@click.group()
+def bench() -> None:
+    """Measure on embedded servers of its own; figures compare only within one run."""
+
+
+@bench.command()
+@click.option(
+    "--jobs", type=click.IntRange(100), default=5_000, show_default=True, help="Jobs in each backlog."
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="Rounds; medians count."
+)
+@_json_option
+def pipeline(jobs: int, repeats: int, path: Path | None) -> None:
+    """Measure the pipeline at zero compute, beside plain Celery with one INSERT a job.
+
+    Exits with 1 if a job was lost or ran twice; a missed target is only told.
+    """
+    from trilane.bench import pipeline as measuring
+
+    with local.interruptible():
+        logging.configure("WARNING")
+        report = measuring.measure(jobs, repeats, _say)
+    _write(path, report)
+    _print(_pipeline_table(report), report["targets"])
+    sys.exit(bool(report["lost"] or report["duplicates"]))
+
+
+def _pipeline_table(report: dict[str, Any]) -> Table:
+    plain, ratio = report["plain_celery"], report["ratio"]
+    table = Table(
+        "",
+        "Trilane",
+        "plain Celery",
+        "ratio",
+        title=f"{report['jobs']:,} jobs, median of {report['repeats']}",
+    )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.add_row("submitted one by one, /s", _n(report["ingest_single_per_s"]), _n(plain["publish_per_s"]))
+    table.add_row("submitted in bulk, /s", _n(report["ingest_bulk_per_s"]))
+    drain = _n(plain["drain_per_s"])
+    table.add_row("drained, one id a message, /s", _n(report["drain_per_s"]), drain, f"{ratio['drain']:.2f}")
+    bulk = f"{ratio['drain_bulk']:.2f}"
+    table.add_row("drained in bulk, /s", _n(report["drain_bulk_per_s"]), drain, bulk)
+    for name in ("p50", "p95", "p99"):
+        ours, theirs = report["overhead_ms"][name], plain["overhead_ms"][name]
+        table.add_row(f"added latency {name.upper()}, ms", f"{ours:.1f}", f"{theirs:.1f}")
+    table.add_row("worker's memory, MiB", _n(report["worker_rss_mb"]))
+    table.add_row(
+        "results / lost / repeated", f"{report['results']:,} / {report['lost']} / {report['duplicates']}"
+    )
+    return table
+
+
+def _n(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _print(table: Table, targets: dict[str, bool]) -> None:
+    console = Console()
+    console.print(table)
+    for target, met in targets.items():
+        console.print(f"{'met   ' if met else 'MISSED'} {target}", highlight=False)
+
+
+def _write(path: Path | None, report: dict[str, Any]) -> None:
+    if path:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
