@@ -25,6 +25,7 @@ __all__ = [
     "Client",
     "Code",
     "JobView",
+    "Kind",
     "Options",
     "Refusal",
     "Request",
@@ -46,51 +47,52 @@ Prompt = str | Sequence[Mapping[str, str]]
 
 def enqueue_chat(prompt: Prompt, **options: Unpack[Options]) -> str:
     """Enqueue a live chat turn: a text, or messages with role and content. Returns the job's id."""
-    return _client().enqueue(Kind.CHAT, prompt, **options)
+    return shared_client().enqueue(Kind.CHAT, prompt, **options)
 
 
 def enqueue_ticket(prompt: Prompt, **options: Unpack[Options]) -> str:
     """Enqueue a support ticket. Returns the job's id."""
-    return _client().enqueue(Kind.TICKET, prompt, **options)
+    return shared_client().enqueue(Kind.TICKET, prompt, **options)
 
 
 def enqueue_report(prompt: Prompt, **options: Unpack[Options]) -> str:
     """Enqueue a report or other offline work. Returns the job's id."""
-    return _client().enqueue(Kind.REPORT, prompt, **options)
+    return shared_client().enqueue(Kind.REPORT, prompt, **options)
 
 
 def submit(request: Request, *, tenant: str = DEFAULT_TENANT, idempotency_key: str | None = None) -> str:
     """`Client.submit` of the shared client."""
-    return _client().submit(request, tenant=tenant, idempotency_key=idempotency_key)
+    return shared_client().submit(request, tenant=tenant, idempotency_key=idempotency_key)
 
 
 def submit_many(
     requests: Sequence[Request | Mapping[str, Any]], *, tenant: str = DEFAULT_TENANT
 ) -> list[str]:
     """`Client.submit_many` of the shared client."""
-    return _client().submit_many(requests, tenant=tenant)
+    return shared_client().submit_many(requests, tenant=tenant)
 
 
 def get(job_id: str, *, tenant: str = DEFAULT_TENANT) -> JobView:
     """`Client.get` of the shared client."""
-    return _client().get(job_id, tenant=tenant)
+    return shared_client().get(job_id, tenant=tenant)
 
 
 def status(job_id: str, *, tenant: str = DEFAULT_TENANT) -> Status:
     """`Client.status` of the shared client."""
-    return _client().status(job_id, tenant=tenant)
+    return shared_client().status(job_id, tenant=tenant)
 
 
 def cancel(job_id: str, *, tenant: str = DEFAULT_TENANT) -> JobView:
     """`Client.cancel` of the shared client."""
-    return _client().cancel(job_id, tenant=tenant)
+    return shared_client().cancel(job_id, tenant=tenant)
 
 
 def wait(job_id: str, timeout_s: float | None = None, *, tenant: str = DEFAULT_TENANT) -> JobView:
     """`Client.wait` of the shared client."""
-    return _client().wait(job_id, timeout_s, tenant=tenant)
+    return shared_client().wait(job_id, timeout_s, tenant=tenant)
 
 
 @cache
-def _client() -> Client:
+def shared_client() -> Client:
+    """The client of the functions of this module."""
     return Client()

@@ -55,6 +55,10 @@ class Api:
         with self.engine.begin() as connection:
             return int(connection.execute(text("SELECT count(*) FROM jobs")).scalar_one())
 
+    def worker(self) -> "Worker":
+        """A worker for its jobs."""
+        return Worker(self.engine, self.settings.redis_url)
+
     def key_of(self, name: str) -> str:
         """A key of another tenant."""
         with self.engine.begin() as connection:
@@ -82,9 +86,9 @@ def serving(settings: Settings, engine: Engine, tenant: tenants.Tenant) -> Itera
 class Worker:
     """Does by hand what a worker does: claims jobs, tells of them, records how they ended."""
 
-    def __init__(self, api: Api) -> None:
-        self._engine = api.engine
-        self._redis: Any = redis.Redis.from_url(api.settings.redis_url)
+    def __init__(self, engine: Engine, redis_url: str) -> None:
+        self._engine = engine
+        self._redis: Any = redis.Redis.from_url(redis_url)
 
     def claim(self, job_id: str) -> int:
         """Start the job; returns the attempt."""
@@ -97,6 +101,11 @@ class Worker:
         told = Event(event_id, event, data)
         self._redis.xadd(live.stream_key(job_id), live.to_fields(told), id=event_id)
         self._redis.publish(live.channel(job_id), live.to_message(told))
+
+    def listeners(self, job_id: str) -> int:
+        """How many subscriptions there are to the job's events."""
+        [(_, count)] = self._redis.pubsub_numsub(live.channel(job_id))
+        return int(count)
 
     def succeed(self, job_id: str, output: str, *, attempt: int = 1, hint: bool = True) -> None:
         """Record the answer, and say so unless the hint is to be lost."""

@@ -15,7 +15,7 @@ from jobs import live
 from jobs.live import LiveEvent
 from producer.api import events, hub
 from producer.refusals import Code
-from tests.api import Api, Worker
+from tests.api import Api
 from tests.waiting import until
 
 CLIENTS = 1_000
@@ -61,7 +61,7 @@ def following(api: Api, job_id: str, last_id: str | None = None) -> Iterator[Str
 
 
 def test_a_queued_job_is_followed_to_its_end(api: Api) -> None:
-    worker, job_id = Worker(api), api.accept()
+    worker, job_id = api.worker(), api.accept()
     with following(api, job_id) as stream:
         assert stream.next() == ("status", {"status": "queued", "attempt": 0})
         worker.claim(job_id)
@@ -79,7 +79,7 @@ def test_a_queued_job_is_followed_to_its_end(api: Api) -> None:
 
 
 def test_a_late_or_resuming_client_gets_exactly_what_it_lacks(api: Api) -> None:
-    worker, job_id = Worker(api), api.accept()
+    worker, job_id = api.worker(), api.accept()
     worker.claim(job_id)
     for number, text in enumerate("abcd", start=1):
         worker.tell(job_id, f"1-{number}", LiveEvent.TEXT, text=text)
@@ -98,7 +98,7 @@ def test_a_late_or_resuming_client_gets_exactly_what_it_lacks(api: Api) -> None:
 
 @pytest.mark.parametrize("last_id", [None, "1-1"])
 def test_an_ended_job_answers_its_whole_text_and_its_end(api: Api, last_id: str | None) -> None:
-    worker, job_id = Worker(api), api.accept()
+    worker, job_id = api.worker(), api.accept()
     worker.claim(job_id)
     worker.succeed(job_id, "Orderly.")
     with following(api, job_id, last_id) as stream:
@@ -119,7 +119,7 @@ def test_a_cancelled_job_ends_its_streams_at_once(api: Api) -> None:
 
 
 def test_without_any_hint_the_end_is_found_and_the_text_is_whole(api: Api, redis_url: str) -> None:
-    worker, job_id = Worker(api), api.accept()
+    worker, job_id = api.worker(), api.accept()
     worker.claim(job_id)
     with following(api, job_id) as stream:
         worker.tell(job_id, "1-1", LiveEvent.TEXT, text="Ord")
@@ -130,7 +130,7 @@ def test_without_any_hint_the_end_is_found_and_the_text_is_whole(api: Api, redis
 
 
 def test_a_subscription_that_was_cut_is_made_again_and_nothing_is_missed(api: Api, redis_url: str) -> None:
-    worker, job_id = Worker(api), api.accept()
+    worker, job_id = api.worker(), api.accept()
     worker.claim(job_id)
     with redis_client.Redis.from_url(redis_url) as broker, following(api, job_id) as stream:
         worker.tell(job_id, "1-1", LiveEvent.TEXT, text="a")
@@ -148,7 +148,7 @@ def test_a_subscription_that_was_cut_is_made_again_and_nothing_is_missed(api: Ap
 
 def test_a_client_that_reads_slowly_loses_no_text(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "_EVENTS_KEPT", 2)
-    worker, job_id = Worker(api), api.accept()
+    worker, job_id = api.worker(), api.accept()
     worker.claim(job_id)
     with following(api, job_id) as stream:
         stream.next()
@@ -184,7 +184,7 @@ def test_a_bad_event_id_is_refused(api: Api) -> None:
 
 
 def test_a_thousand_clients_wait_at_once_and_cost_no_thread(api: Api, redis_url: str) -> None:
-    worker = Worker(api)
+    worker = api.worker()
     shared, others = api.accept(), [api.accept() for _ in range(20)]
     jobs = [shared] * (CLIENTS - len(others)) + others
     for job_id in (shared, *others):

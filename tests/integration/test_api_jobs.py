@@ -18,7 +18,7 @@ from jobs.store import lanes, tenants
 from jobs.store.tenants import Tenant
 from producer.api.errors import STATUS
 from producer.refusals import Code
-from tests.api import Api, Worker, serving
+from tests.api import Api, serving
 from tests.conftest import SECRET_KEY, Servers
 from tests.waiting import until
 
@@ -183,8 +183,8 @@ def test_a_repeat_answers_the_same_job_and_another_payload_conflicts(api: Api) -
 
     first = post(json.dumps(CHAT))
     assert (first.status_code, first.headers.get("idempotent-replayed")) == (202, None)
-    Worker(api).claim(first.json()["id"])
-    Worker(api).succeed(first.json()["id"], "Orderly.")
+    api.worker().claim(first.json()["id"])
+    api.worker().succeed(first.json()["id"], "Orderly.")
     again = post(json.dumps(CHAT))
     assert (again.status_code, again.headers["idempotent-replayed"]) == (200, "true")
     assert again.json()["id"] == first.json()["id"]
@@ -290,7 +290,7 @@ def test_a_wrong_filter_is_refused_by_name(api: Api, query: str, code: Code) -> 
 
 
 def test_jobs_are_cancelled_and_redriven_only_from_where_they_may(api: Api, redis_url: str) -> None:
-    worker = Worker(api)
+    worker = api.worker()
     queued, running, failed = api.accept(), api.accept(), api.accept()
     worker.claim(running)
     with redis_client.Redis.from_url(redis_url) as broker, broker.pubsub() as hints:
@@ -311,7 +311,7 @@ def test_jobs_are_cancelled_and_redriven_only_from_where_they_may(api: Api, redi
 
 
 def test_a_done_job_shows_its_result_and_latency(api: Api) -> None:
-    worker, job_id = Worker(api), api.accept()
+    worker, job_id = api.worker(), api.accept()
     worker.claim(job_id)
     worker.succeed(job_id, "Orderly.")
     job = api.client.get(f"/v1/jobs/{job_id}").json()
@@ -422,7 +422,7 @@ def test_a_bug_is_answered_without_internals_and_logged_without_the_prompt(
 def test_no_prompt_or_key_is_logged(api: Api, capfd: pytest.CaptureFixture[str]) -> None:
     canary = "canary-5122"
     job_id = api.accept(prompt=canary, metadata={"note": canary})
-    Worker(api).tell(job_id, "1-1", LiveEvent.TEXT, text=canary)
+    api.worker().tell(job_id, "1-1", LiveEvent.TEXT, text=canary)
     api.post(kind="chat", prompt=canary, lane=canary)
     api.post(kind="chat", prompt=canary + "\0")
     api.post(f"/v1/jobs/{job_id}/cancel")
