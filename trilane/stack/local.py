@@ -47,6 +47,7 @@ class Options:
     api_port: int | None = None
     flower_port: int | None = None
     ready_file: Path | None = None
+    embedded: bool = False  # start both servers, whatever the settings name
     env: Mapping[str, str] = field(default_factory=dict)  # further TRILANE_ settings of every part
 
 
@@ -55,10 +56,10 @@ class Stack:
     """A stack that is up: where it listens and what opens it."""
 
     api: str
-    api_key: str
+    api_key: str = field(repr=False)
     flower: str
     flower_user: str
-    flower_password: str
+    flower_password: str = field(repr=False)
     settings: Settings  # for `producer` calls in this process
     pids: Callable[[], dict[str, int]]
 
@@ -117,7 +118,7 @@ class _Starting:
 
     def __init__(self, options: Options, data: Path, say: Callable[[str], None]) -> None:
         self._options, self._data, self._say = options, data, say
-        given = settings_module.load()
+        given = settings_module.load(**({"database_url": "", "redis_url": ""} if options.embedded else {}))
         self._api_port = self._port(options.api_port, given.api.port, "--api-port")
         self._flower_port = self._port(options.flower_port, FLOWER_PORT, "--flower-port")
         self._postgres = None if given.database_url else Postgres(data / "postgres", ports.free())
