@@ -52,7 +52,7 @@ class LaneService:
         self._gates = {
             lane: Gate(policy, self._slots.limit(lane), load) for lane, policy in self._policies.items()
         }
-        self._attempts: dict[uuid.UUID, Attempt] = {}
+        self._attempts: dict[tuple[uuid.UUID, int], Attempt] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._loops: set[asyncio.Task[None]] = set()
         self._state = WorkerState.STARTING
@@ -154,7 +154,7 @@ class LaneService:
     def _begin(self, claim: Claim, queue: str, claim_s: float) -> None:
         live = self._publisher.open(str(claim.id), claim.attempt)
         attempt = Attempt(claim, self._policies[claim.lane], claim_s, live)
-        self._attempts[claim.id] = attempt
+        self._attempts[attempt.key] = attempt
         self._spawn(self._run(attempt, queue, live), self._work)
         if self._state is WorkerState.DRAINING:
             self._loop.call_soon(attempt.close, CloseReason.SHUTDOWN)
@@ -169,7 +169,7 @@ class LaneService:
             ending = attempt.ending(outcome, self._identity, self._settings.lease)
             status = await self._recorder.record(ending)
         finally:
-            del self._attempts[claim.id]
+            del self._attempts[attempt.key]
         log.info(
             "attempt.ended",
             job_id=str(claim.id),
@@ -228,16 +228,16 @@ class LaneService:
             sweeps.mark_unannounced(connection, ids)
 
     def _cancel(self, job_id: str) -> None:
-        attempt = self._attempts.get(uuid.UUID(job_id))
-        if attempt is not None:
-            attempt.close(CloseReason.CANCEL)
+        for (held_id, _), attempt in self._attempts.items():
+            if str(held_id) == job_id:
+                attempt.close(CloseReason.CANCEL)
 
     async def _renew(self) -> None:
         """Keep the leases of all attempts, and close those that the database no longer counts as ours."""
         every_s = self._settings.lease.lease_s / 3
         while True:
             await asyncio.sleep(every_s)
-            held = [attempt.key for attempt in self._attempts.values()]
+            held = list(self._attempts)
             if not held:
                 continue
             try:
@@ -247,18 +247,16 @@ class LaneService:
                     raise
                 log.warning("lease.database_away", jobs=len(held))
                 continue
-            for job_id, reason in lost.items():
-                if job_id in self._attempts:
-                    self._attempts[job_id].close(reason)
+            for key, reason in lost.items():
+                if key in self._attempts:
+                    self._attempts[key].close(reason)
 
-    def _renew_now(self, held: list[tuple[uuid.UUID, int]]) -> dict[uuid.UUID, CloseReason]:
+    def _renew_now(self, held: list[tuple[uuid.UUID, int]]) -> dict[tuple[uuid.UUID, int], CloseReason]:
         with self._db.begin() as connection:
             kept = claims.renew(connection, held, self._settings.lease.lease_s)
-            lost = [job_id for job_id, _ in held if job_id not in kept]
-            cancelled = reads.cancelled(connection, lost) if lost else frozenset()
-        return {
-            job_id: CloseReason.CANCEL if job_id in cancelled else CloseReason.LEASE_LOST for job_id in lost
-        }
+            lost = [key for key in held if key not in kept]
+            cancelled = reads.cancelled(connection, [job_id for job_id, _ in lost]) if lost else frozenset()
+        return {key: CloseReason.CANCEL if key[0] in cancelled else CloseReason.LEASE_LOST for key in lost}
 
     async def _report(self) -> None:
         """Tell the workers table that this one lives: at each change of state, and in between."""

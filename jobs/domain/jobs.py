@@ -136,8 +136,8 @@ class Job:
 class Claim:
     """One attempt at one job, under its lease: all a worker needs to run it.
 
-    By the database's clock at the claim: `queue_ms` since the job was ready, `age_ms` since it was
-    accepted, `deadline_in_s` until its deadline.
+    By the database's clock at the claim: `queue_ms` since the job was ready, `age_ms` since it was asked
+    for (accepted, its `not_before` or its redrive, the last of them), `deadline_in_s` until its deadline.
     """
 
     id: uuid.UUID

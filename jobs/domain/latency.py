@@ -9,8 +9,8 @@ class LatencyRecord:
 
     queue: ready until claimed. claim: the claim's own transaction. admission: in the lane's gate.
     engine_queue, prefill, decode: by the engine, or seen from outside it. ttft: ready until the first
-    token. record: from the last token until the transaction that writes the result. total: accepted
-    until then.
+    token. record: from the last token until the transaction that writes the result. total: asked for
+    (accepted, `not_before` or redriven, the last of them) until then.
     """
 
     outcome: str

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, text
 
 from jobs.domain.jobs import Claim
-from jobs.store import deliveries
+from jobs.store import deliveries, rows
 
 # Rows are locked in id order here and in every statement over several jobs, so that none deadlocks.
 _CLAIM = text(
@@ -24,7 +24,7 @@ _CLAIM = text(
     RETURNING {deliveries.EVENT_COLUMNS}, j.request, j.prompt_tokens, j.prefix,
         j.failures, j.max_attempts,
         extract(epoch FROM now() - j.ready_at)::float8 * 1000 AS queue_ms,
-        extract(epoch FROM now() - j.created_at)::float8 * 1000 AS age_ms,
+        extract(epoch FROM now() - {rows.ASKED_AT})::float8 * 1000 AS age_ms,
         extract(epoch FROM j.deadline - now())::float8 AS deadline_in_s
     """
 )
@@ -36,9 +36,9 @@ def claim(connection: Connection, ids: Sequence[uuid.UUID], worker: str, lease_s
     An id that is missing from the answer is somebody else's, ended, not yet due or past its deadline.
     Deliveries of `job.started` are written in the same transaction.
     """
-    rows = connection.execute(_CLAIM, {"ids": list(ids), "worker": worker, "lease_s": lease_s}).all()
-    deliveries.write(connection, rows)
-    return [Claim(**{name: getattr(row, name) for name in Claim.__dataclass_fields__}) for row in rows]
+    taken = connection.execute(_CLAIM, {"ids": list(ids), "worker": worker, "lease_s": lease_s}).all()
+    deliveries.write(connection, taken)
+    return [Claim(**{name: getattr(row, name) for name in Claim.__dataclass_fields__}) for row in taken]
 
 
 _RENEW = text(
@@ -51,15 +51,15 @@ _RENEW = text(
         ORDER BY j.id FOR UPDATE OF j
     )
     UPDATE jobs j SET lease_until = now() + make_interval(secs => :lease_s)
-    FROM held WHERE j.id = held.id RETURNING j.id
+    FROM held WHERE j.id = held.id RETURNING j.id, j.attempt
     """
 )
 
 
 def renew(
     connection: Connection, held: Sequence[tuple[uuid.UUID, int]], lease_s: float
-) -> frozenset[uuid.UUID]:
-    """Extend the leases of the (id, attempt) pairs; the ids in the answer are still held, the others lost."""
+) -> frozenset[tuple[uuid.UUID, int]]:
+    """Extend the leases of the (id, attempt) pairs; those in the answer are still held, the others lost."""
     ids, attempts = [job_id for job_id, _ in held], [attempt for _, attempt in held]
-    rows = connection.execute(_RENEW, {"ids": ids, "attempts": attempts, "lease_s": lease_s})
-    return frozenset(row.id for row in rows)
+    kept = connection.execute(_RENEW, {"ids": ids, "attempts": attempts, "lease_s": lease_s})
+    return frozenset((row.id, row.attempt) for row in kept)

@@ -47,8 +47,8 @@ _REDRIVE = text(
     """
     UPDATE jobs
     SET status = 'queued', failures = 0, redrives = redrives + 1, ready_at = now(), due_at = NULL,
-        deadline = now() + (deadline - created_at), finished_at = NULL, error_code = NULL,
-        error_message = NULL, announced_at = NULL, announcements = 0
+        deadline = now() + (deadline - coalesce(redriven_at, created_at)), redriven_at = now(),
+        finished_at = NULL, error_code = NULL, error_message = NULL, announced_at = NULL, announcements = 0
     WHERE id = :id AND tenant_id = :tenant_id AND status = ANY(:sources)
     RETURNING attempt, queue
     """

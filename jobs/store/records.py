@@ -50,24 +50,24 @@ _MOVE = text(
             CAST(:codes AS text[]), CAST(:messages AS text[])
         ) AS given (id, attempt, status, charge, delay_s, announced, code, message)
     ), held AS (
-        SELECT j.id FROM jobs j JOIN given ON given.id = j.id AND given.attempt = j.attempt
+        SELECT given.* FROM jobs j JOIN given ON given.id = j.id AND given.attempt = j.attempt
         WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.status = 'running'
         ORDER BY j.id FOR UPDATE OF j
     )
     UPDATE jobs j
-    SET status = given.status,
-        failures = j.failures + given.charge,
+    SET status = held.status,
+        failures = j.failures + held.charge,
         lease_until = NULL,
-        error_code = given.code,
-        error_message = given.message,
-        finished_at = CASE WHEN given.status <> 'queued' THEN now() END,
-        ready_at = CASE WHEN given.status = 'queued'
-            THEN now() + make_interval(secs => coalesce(given.delay_s, 0)) ELSE j.ready_at END,
-        due_at = CASE WHEN given.delay_s > 0 THEN now() + make_interval(secs => given.delay_s) END,
-        announced_at = CASE WHEN given.announced THEN clock_timestamp()
-            WHEN given.status <> 'queued' THEN j.announced_at END,
-        announcements = CASE WHEN given.status = 'queued' THEN given.announced::int ELSE j.announcements END
-    FROM held, given WHERE j.id = held.id AND given.id = held.id
+        error_code = held.code,
+        error_message = held.message,
+        finished_at = CASE WHEN held.status <> 'queued' THEN now() END,
+        ready_at = CASE WHEN held.status = 'queued'
+            THEN now() + make_interval(secs => coalesce(held.delay_s, 0)) ELSE j.ready_at END,
+        due_at = CASE WHEN held.delay_s > 0 THEN now() + make_interval(secs => held.delay_s) END,
+        announced_at = CASE WHEN held.announced THEN clock_timestamp()
+            WHEN held.status <> 'queued' THEN j.announced_at END,
+        announcements = CASE WHEN held.status = 'queued' THEN held.announced::int ELSE j.announcements END
+    FROM held WHERE j.id = held.id
     RETURNING {deliveries.EVENT_COLUMNS}
     """
 )
@@ -75,9 +75,9 @@ _MOVE = text(
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What `record` did: `ended` maps the jobs that were still ours to their status now."""
+    """What `record` did: `ended` maps each (job, attempt) whose fence stood to the job's status now."""
 
-    ended: dict[uuid.UUID, Status]
+    ended: dict[tuple[uuid.UUID, int], Status]
     deliveries: int
 
 
@@ -104,8 +104,8 @@ def record(connection: Connection, endings: Sequence[Ending]) -> Recorded:
                 "messages": [ending.error_message for ending, _ in moving],
             },
         ).all()
-    ended = {row.id: Status(row.status) for row in rows}
-    results = [_result(e) for e in endings if e.job_id in ended and e.answer is not None]
+    ended = {(row.id, row.attempt): Status(row.status) for row in rows}
+    results = [_result(e) for e in endings if (e.job_id, e.attempt) in ended and e.answer is not None]
     if results:
         connection.execute(insert(tables.results), results)
     write_latency(connection, [(e.job_id, e.attempt, e.latency) for e in endings])

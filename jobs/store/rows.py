@@ -11,6 +11,9 @@ JOB_COLUMNS = (
     " not_before, claimed_at, finished_at, error_code, error_message"
 )
 
+# Since when a job could have been answered, in a statement where its row is `j`; NULLs do not count.
+ASKED_AT = "greatest(j.created_at, j.not_before, j.redriven_at)"
+
 
 def job_of(row: "Row[tuple[object, ...]]") -> Job:
     """A `Job` from a row that has `JOB_COLUMNS`."""

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from jobs.domain.jobs import Status
 from jobs.domain.latency import LatencyRecord
-from jobs.store import deliveries, records
+from jobs.store import deliveries, records, rows
 
 # Nothing here waits for a lock: a row that somebody holds is left for the next round.
 
@@ -46,7 +46,7 @@ _LOST = text(
             ELSE 'the worker stopped answering and its lease ran out' END
     FROM judged WHERE j.id = judged.id
     RETURNING {deliveries.EVENT_COLUMNS}, judged.worker,
-        extract(epoch FROM now() - j.created_at)::float8 * 1000 AS total_ms,
+        extract(epoch FROM now() - {rows.ASKED_AT})::float8 * 1000 AS total_ms,
         j.prompt_tokens
     """
 )
@@ -54,7 +54,7 @@ _LOST = text(
 
 def lose_leases(connection: Connection, n: int = 500) -> list[Swept]:
     """Take running jobs from workers that stopped renewing, and write those attempts' latency records."""
-    rows = connection.execute(_LOST, {"n": n}).all()
+    lost = connection.execute(_LOST, {"n": n}).all()
     records.write_latency(
         connection,
         [
@@ -69,11 +69,11 @@ def lose_leases(connection: Connection, n: int = 500) -> list[Swept]:
                     prompt_tokens=row.prompt_tokens,
                 ),
             )
-            for row in rows
+            for row in lost
         ],
     )
-    deliveries.write(connection, [row for row in rows if row.status != Status.QUEUED])
-    return [Swept(row.id, row.attempt, Status(row.status)) for row in rows]
+    deliveries.write(connection, [row for row in lost if row.status != Status.QUEUED])
+    return [Swept(row.id, row.attempt, Status(row.status)) for row in lost]
 
 
 _EXPIRE = text(
@@ -92,9 +92,9 @@ _EXPIRE = text(
 
 def expire(connection: Connection, n: int = 500) -> list[Swept]:
     """Expire queued jobs whose deadline has passed, with their deliveries."""
-    rows = connection.execute(_EXPIRE, {"n": n}).all()
-    deliveries.write(connection, rows)
-    return [Swept(row.id, row.attempt, Status(row.status)) for row in rows]
+    late = connection.execute(_EXPIRE, {"n": n}).all()
+    deliveries.write(connection, late)
+    return [Swept(row.id, row.attempt, Status(row.status)) for row in late]
 
 
 _DUE = text(
@@ -154,7 +154,7 @@ def lose_announcements(
 
 def announced_queues(connection: Connection) -> list[str]:
     """The queues that hold announced, unclaimed jobs."""
-    rows = connection.execute(
+    found = connection.execute(
         text(
             """
             WITH RECURSIVE found AS (
@@ -168,7 +168,7 @@ def announced_queues(connection: Connection) -> list[str]:
             """
         )
     )
-    return [row.queue for row in rows]
+    return [row.queue for row in found]
 
 
 _FORGET = text(

@@ -83,6 +83,7 @@ jobs = Table(
     _created(),
     _time("deadline", nullable=False),
     _time("not_before"),
+    _time("redriven_at", comment="the last redrive; the deadline and the age count from it"),
     _time("ready_at", nullable=False, server_default=func.now(), comment="since when it waits for a worker"),
     _time("due_at", comment="waits until then: not_before, or the next try; NULL is ready"),
     _time("announced_at", comment="last announcement; NULL was never announced, or is to be again"),

@@ -40,6 +40,12 @@ def upgrade() -> None:
         sa.Column("deadline", sa.DateTime(timezone=True), nullable=False),
         sa.Column("not_before", sa.DateTime(timezone=True), nullable=True),
         sa.Column(
+            "redriven_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="the last redrive; the deadline and the age count from it",
+        ),
+        sa.Column(
             "ready_at",
             sa.DateTime(timezone=True),
             server_default=sa.text("now()"),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, event, text
@@ -58,3 +59,15 @@ def test_an_answer_that_cannot_be_stored_fails_its_own_job_alone(
             text("SELECT error_code FROM jobs WHERE id = :id"), {"id": jobs[4].id}
         ).scalar_one()
     assert code == "output_not_storable"
+
+
+def test_two_attempts_at_one_job_in_one_group_have_each_its_own_answer(
+    engine: Engine, new_job: JobMaker
+) -> None:
+    [job] = claimed(engine, new_job, 1)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE jobs SET attempt = 2"))
+    stale, current = success(job, "stale"), replace(success(job, "current"), attempt=2)
+    assert record_together(engine, [stale, current]) == [None, Status.SUCCEEDED]
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT output FROM results")).scalar_one() == "current"

@@ -169,7 +169,7 @@ def test_a_result_is_recorded_once_however_often_it_comes(engine: Engine, new_jo
     [job] = [new_job()]
     store(engine, job)
     claim(engine, job.id)
-    assert record(engine, success(job.id)).ended == {job.id: Status.SUCCEEDED}
+    assert record(engine, success(job.id)).ended == {(job.id, 1): Status.SUCCEEDED}
     assert record(engine, success(job.id, output="another")).ended == {}
     with engine.begin() as connection:
         detail = reads.detail(connection, job.tenant_id, job.id)
@@ -212,7 +212,7 @@ def test_a_renewed_lease_holds_and_a_lost_one_is_told(engine: Engine, new_job: J
     with engine.begin() as connection:
         moves.cancel(connection, cancelled.tenant_id, cancelled.id)
         kept = claims.renew(connection, [(held.id, 1), (cancelled.id, 1), (new_id(), 1)], 10)
-    assert kept == {held.id}
+    assert kept == {(held.id, 1)}
     with engine.begin() as connection:
         assert sweeps.lose_leases(connection) == []
 
