@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from jobs.domain.jobs import new_id
 from jobs.settings import Settings
 from workers.engines import registry
+from workers.engines.seam import Engine
 from workers.lane_service import LaneService
 from workers.launch import run_worker
 
 
-def run(settings: Settings, lanes: Sequence[str], engine_name: str | None = None) -> int:
-    """Drain `lanes` until SIGTERM; returns the process's exit code.
+def build_engine(settings: Settings, lanes: Sequence[str], name: str | None = None) -> Engine:
+    """The engine that a worker of `lanes` loads; `name` None takes the setting.
 
     Raises `workers.engines.registry.UnknownEngine`, or what the engine refuses.
     """
-    ranked = [lane for lane in settings.lanes if lane in lanes]
-    policies = [settings.lanes[lane] for lane in ranked]
+    policies = [settings.lanes[lane] for lane in lanes]
     config = registry.EngineConfig(
         settings.model,
         slots=max(policy.limit for policy in policies),
@@ -26,7 +26,13 @@ def run(settings: Settings, lanes: Sequence[str], engine_name: str | None = None
         threads=settings.engine.threads,
         options=settings.engine.options,
     )
-    engine = registry.build(engine_name or settings.engine.name, config)
+    return registry.build(name or settings.engine.name, config)
+
+
+def run(settings: Settings, lanes: Sequence[str], engine_name: str | None = None) -> int:
+    """Drain `lanes` until SIGTERM; returns the process's exit code. Raises as `build_engine` does."""
+    ranked = [lane for lane in settings.lanes if lane in lanes]
+    engine = build_engine(settings, ranked, engine_name)
     name = f"{'-'.join(ranked)}-{new_id().hex[-8:]}"
     service = LaneService(settings, ranked, engine, f"{name}@{socket.gethostname()}:{os.getpid()}")
     return run_worker(settings, lanes=ranked, service=service, name=name)

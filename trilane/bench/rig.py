@@ -42,21 +42,33 @@ class Rig:
             result = connection.execute(text(statement))
             return result.scalar() if result.returns_rows else None
 
-    @contextmanager
-    def process(
-        self, name: str, *module_and_arguments: str, ready: Callable[[], bool] = lambda: True, **env: str
-    ) -> Iterator[psutil.Process]:
-        """Run `python -m ...` with the servers' addresses and `env` in its environment; ended on leaving."""
-        environment = {
+    def environment(self) -> dict[str, str]:
+        """The settings as the environment of a process."""
+        return {
             "TRILANE_DATABASE_URL": self.settings.database_url,
             "TRILANE_REDIS_URL": self.settings.redis_url,
             "TRILANE_SECRET_KEY": secrets.token_urlsafe(32),
             "TRILANE_LANE": json.dumps(self.settings.lane),
         }
+
+    def environment(self) -> dict[str, str]:
+        """The settings as the environment of a process."""
+        return {
+            "TRILANE_DATABASE_URL": self.settings.database_url,
+            "TRILANE_REDIS_URL": self.settings.redis_url,
+            "TRILANE_SECRET_KEY": secrets.token_urlsafe(32),
+            "TRILANE_LANE": json.dumps(self.settings.lane),
+        }
+
+    @contextmanager
+    def process(
+        self, name: str, *module_and_arguments: str, ready: Callable[[], bool] = lambda: True, **env: str
+    ) -> Iterator[psutil.Process]:
+        """Run `python -m ...` with these settings and `env` in its environment; it ends with the block."""
         argv = [sys.executable, "-m", *module_and_arguments]
         supervisor = Supervisor(self.logs, self.say)
         try:
-            supervisor.start(Part(name, argv, environment | env, ready))
+            supervisor.start(Part(name, argv, self.environment() | env, ready))
             yield psutil.Process(supervisor.pids()[name])
         finally:
             supervisor.stop()

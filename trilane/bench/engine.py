@@ -1,0 +1,128 @@
+"""The engine's benchmark: its tokens per second through all of Trilane over those of the engine alone."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jobs.domain.lanes import Kind
+from producer import Client
+from trilane.bench.rig import Rig, Say, servers
+from trilane.stack import StackError
+
+LANE = "hot"
+THREADS = 1  # the engine's, on both sides; another core is left to the pipeline
+ROUNDS_OF_SLOTS = 4  # requests in one measurement, in multiples of the concurrency
+TARGET = 0.95
+_LOOK_EVERY_S = 0.02
+_TIMEOUT_S = 600.0
+
+Run = Callable[[Sequence[str]], float]
+
+
+def measure(engine: str, pairs: int, concurrency: int, max_tokens: int, say: Say) -> dict[str, Any]:
+    """Run `pairs` pairs on the same prompts, each side first in turns; returns the ratios and what made them.
+
+    Both sides hold their engine all the time and answer the same prompts in the same order. The engines
+    are alike, started by the same code. One pair before the first is not counted.
+    """
+    env = {"TRILANE_ENGINE__THREADS": str(THREADS)}
+    measured: list[dict[str, float]] = []
+    with (
+        servers(say, {LANE: {"limit": concurrency}}) as rig,
+        rig.worker(LANE, engine, **env),
+        _bare(rig, engine, max_tokens, env) as bare,
+    ):
+        client = Client(settings=rig.settings)
+        sides: dict[str, Run] = {
+            "bare": bare,
+            "trilane": lambda prompts: _through_trilane(rig, client, prompts, max_tokens),
+        }
+        for number in range(pairs + 1):
+            prompts = [_prompt(number, i) for i in range(concurrency * ROUNDS_OF_SLOTS)]
+            order = sorted(sides, reverse=bool(number % 2))
+            per_s = {name: sides[name](prompts) for name in order}
+            if number:
+                measured.append(per_s | {"ratio": per_s["trilane"] / per_s["bare"]})
+            say(
+                f"pair {number or '(warm-up)'}: {per_s['trilane']:.1f} tokens/s through Trilane,"
+                f" {per_s['bare']:.1f} bare"
+            )
+        client.close()
+    ratios = [pair["ratio"] for pair in measured]
+    return {
+        "engine": engine,
+        "pairs": measured,
+        "concurrency": concurrency,
+        "max_tokens": max_tokens,
+        "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        "tokens_per_s": {
+            name: statistics.median(pair[name] for pair in measured) for name in ("trilane", "bare")
+        },
+        "targets": {f"ratio.median >= {TARGET}": statistics.median(ratios) >= TARGET},
+    }
+
+
+def _prompt(number: int, i: int) -> str:
+    return (
+        f"Ticket {number}-{i}: my parcel is {i + 2} days late. Write a kind answer and say what happens next."
+    )
+
+
+def _through_trilane(rig: Rig, client: Client, prompts: Sequence[str], max_tokens: int) -> float:
+    """Output tokens a second from the first submit call until the last result is seen."""
+    rig.sql("TRUNCATE jobs CASCADE")
+    began = time.perf_counter()
+    for prompt in prompts:
+        client.enqueue(Kind.CHAT, prompt, max_tokens=max_tokens, temperature=0.0)
+    while rig.sql("SELECT count(*) FROM results") < len(prompts):
+        if time.perf_counter() - began > _TIMEOUT_S:
+            raise StackError(f"the jobs did not end within {_TIMEOUT_S:.0f} s")
+        time.sleep(_LOOK_EVERY_S)
+    took_s = time.perf_counter() - began
+    tokens: int = rig.sql("SELECT sum(output_tokens) FROM results")
+    return tokens / took_s
+
+
+@contextmanager
+def _bare(rig: Rig, engine: str, max_tokens: int, env: dict[str, str]) -> Iterator[Run]:
+    """The process of the engine alone; the value runs prompts and returns output tokens a second."""
+    argv = [sys.executable, "-m", "trilane.bench.bare_engine", LANE, engine, str(max_tokens)]
+    with (rig.logs / "bare.log").open("wb") as log:
+        process = subprocess.Popen(
+            argv,
+            env={**os.environ, **rig.environment(), **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # as the worker: Linux shares the processors by session first
+        )
+    with process:
+        if process.stdin is None or process.stdout is None:
+            raise ValueError("both are pipes")
+        to_process, from_process = process.stdin, process.stdout
+
+        def answer() -> dict[str, Any]:
+            line = from_process.readline()
+            if not line:
+                raise StackError(f"the bare engine ended: {(rig.logs / 'bare.log').read_text()[-500:]}")
+            answered: dict[str, Any] = json.loads(line)
+            return answered
+
+        def run(prompts: Sequence[str]) -> float:
+            to_process.write(json.dumps(prompts) + "\n")
+            to_process.flush()
+            answered = answer()
+            return float(answered["tokens"] / answered["s"])
+
+        try:
+            answer()
+            yield run
+        finally:
+            process.kill()
