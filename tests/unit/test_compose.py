@@ -110,7 +110,7 @@ def test_the_image_gets_every_package_and_runs_without_root() -> None:
     for name in [*needed, *(package.partition(".")[0] for package in packages)]:
         assert any(fnmatch.fnmatch(name, pattern) for pattern in allowed), name
     dockerfile = (ROOT / "deploy/Dockerfile").read_text()
-    assert re.findall(r"^USER (\w+)$", dockerfile, re.M) == ["trilane"]
+    assert re.findall(r"^USER (\w+)$", dockerfile, re.M) == ["10001"]
 
 
 def test_every_package_is_installed() -> None:

@@ -1,0 +1,28 @@
+"""What `GET /metrics` can show: the names of its samples, with the values of their labels."""
+
+from collections import defaultdict
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from jobs.broker import lane_queues
+from jobs.domain.lanes import LANES
+from jobs.store.lanes import LaneFigures
+from jobs.store.workers import Worker, WorkerState
+from producer.api.metrics import Metrics
+from producer.api.snapshot import Snapshot
+
+
+def exposed() -> dict[str, dict[str, set[str]]]:
+    """Name of a sample -> label -> values, of an API that has served, with work in every lane."""
+    metrics = Metrics()
+    metrics.requests.labels("GET", "/v1/lanes", "200").observe(0.01)
+    metrics.submitted.labels("chat", "hot").inc()
+    figures = {lane: LaneFigures(p50_ms=1.0, p95_ms=2.0, p99_ms=3.0) for lane in LANES}
+    worker = Worker("a worker", list(LANES), WorkerState.READY)
+    text = metrics.render(Snapshot(figures, [worker]), dict.fromkeys(lane_queues(list(LANES)), 0)).decode()
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                found[sample.name][label].add(value)
+    return found
