@@ -33,9 +33,11 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with services.hub.running():
-            yield
-        await services.close()
+        try:
+            async with services.hub.running():
+                yield
+        finally:
+            await services.close()
 
     app = FastAPI(
         title="Trilane",

@@ -151,7 +151,7 @@ async def _database(_request: Request, error: Exception) -> JSONResponse:
     return respond(
         Refusal(
             Code.DATABASE_UNAVAILABLE,
-            "The database does not answer; nothing was done",
+            "The database does not answer",
             remedy="Try again in a moment, with the same Idempotency-Key.",
         )
     )

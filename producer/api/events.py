@@ -100,7 +100,7 @@ class _Stream:
                 item = await _next(listener)
                 if item is Signal.CLOSE:
                     return
-                events = [] if item is None else await self._new(item)
+                events = [] if item is None else await self._new(item, listener)
                 for event in events:
                     if event.id:
                         yield self._send(event)
@@ -108,12 +108,12 @@ class _Stream:
                     yield b": still here\n\n"
                 ended = live.ENDED in events
 
-    async def _new(self, item: Event | Signal) -> list[Event]:
+    async def _new(self, item: Event | Signal, listener: Listener) -> list[Event]:
         """The events in `item`, or in the backlog, that the client has not got yet."""
         if isinstance(item, Event):
             found = [item]
         else:
-            found = await self._services.hub.backlog(str(self._job_id), self._last)
+            found = await self._services.hub.backlog(str(self._job_id), self._last, listener)
         return [event for event in found if event.id is None or _order(event.id) > _order(self._last)]
 
     def _send(self, event: Event) -> bytes:

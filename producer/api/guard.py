@@ -2,10 +2,13 @@
 
 import time
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from producer.api.errors import internal_error
 from producer.api.metrics import Metrics
+
+_METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 
 class Guard:
@@ -30,12 +33,15 @@ class Guard:
 
         try:
             await self._app(scope, receive, sending)
+        except ClientDisconnect:
+            return
         except Exception as error:  # The edge of the request: logged there without its text.
             response = internal_error(error)
             if not status:
                 await response(scope, receive, sending)
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
-        # The route's pattern, not the path: a label for each job would have no bound.
+        # Labels must be few: the route's pattern, not the path, and no method that somebody made up.
         route = getattr(scope.get("route"), "path", "unmatched")
-        self._metrics.requests.labels(scope["method"], route, str(status)).observe(seconds)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.requests.labels(method, route, str(status)).observe(seconds)

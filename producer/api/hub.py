@@ -65,8 +65,9 @@ class Hub:
         pool = BlockingConnectionPool.from_url(
             redis_url,
             max_connections=_CONNECTIONS,
-            timeout=2.0,
+            timeout=10.0,
             socket_connect_timeout=1.0,
+            socket_timeout=5.0,  # a subscription waits without limit all the same
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),
         )
@@ -79,7 +80,8 @@ class Hub:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Carry events while the context is open."""
-        tasks = [asyncio.create_task(loop()) for loop in (self._listen, self._poll)]
+        rounds = ((self._listen, _PAUSE_S), (self._poll, POLL_S))
+        tasks = [asyncio.create_task(_repeat(one, pause_s)) for one, pause_s in rounds]
         try:
             yield
         finally:
@@ -106,11 +108,14 @@ class Hub:
                 del self._listeners[job_id]
                 self._changed.set()
 
-    async def backlog(self, job_id: str, after: str | None) -> list[Event]:
-        """The events that are kept, from behind the id `after`; none while Redis is away."""
+    async def backlog(self, job_id: str, after: str | None, listener: Listener) -> list[Event]:
+        """The events that are kept, from behind the id `after`; where they cannot be read now, the listener
+        is told to look again."""
         try:
             entries = await self._redis.xrange(live.stream_key(job_id), f"({after}" if after else "-")
         except (RedisError, OSError):
+            if job_id in self._subscribed:  # Else a new subscription tells it.
+                asyncio.get_running_loop().call_later(_PAUSE_S, listener.put, Signal.LOOK)
             return []
         return [live.from_fields(entry.decode(), _decoded(fields)) for entry, fields in entries]
 
@@ -129,17 +134,14 @@ class Hub:
                 listener.put(Signal.CLOSE)
 
     async def _listen(self) -> None:
-        """Keep one subscription to the channels of the jobs that are listened to, through reconnects."""
-        while True:
-            try:
-                async with self._redis.pubsub() as pubsub:
-                    await pubsub.subscribe(_OWN_CHANNEL)
-                    self._changed.set()
-                    await self._carry(pubsub)
-            except (RedisError, OSError) as error:
-                log.debug("live.redis_away", error=type(error).__name__)
+        """Keep one subscription to the channels of the jobs that are listened to, until it breaks."""
+        try:
+            async with self._redis.pubsub() as pubsub:
+                await pubsub.subscribe(_OWN_CHANNEL)
+                self._changed.set()
+                await self._carry(pubsub)
+        finally:
             self._subscribed.clear()
-            await asyncio.sleep(_PAUSE_S)
 
     async def _carry(self, pubsub: Any) -> None:
         following = asyncio.create_task(self._follow(pubsub))
@@ -171,21 +173,25 @@ class Hub:
             asked = wanted
 
     async def _poll(self) -> None:
-        """Look in the database, slowly, for jobs that ended without a hint."""
-        while True:
-            await asyncio.sleep(POLL_S)
-            ids = [uuid.UUID(job_id) for job_id in self._listeners]
-            if not ids:
-                continue
-            try:
-                for job_id in await self._ended(ids):
-                    self._tell(str(job_id), live.ENDED)
-            except SQLAlchemyError as error:
-                log.debug("live.database_away", error=type(error).__name__)
+        """Look in the database for jobs that ended without a hint."""
+        ids = [uuid.UUID(job_id) for job_id in self._listeners]
+        for job_id in await self._ended(ids) if ids else ():
+            self._tell(str(job_id), live.ENDED)
 
     def _tell(self, job_id: str, item: Event | Signal) -> None:
         for listener in self._listeners.get(job_id, ()):
             listener.put(item)
+
+
+async def _repeat(one_round: Callable[[], Awaitable[None]], pause_s: float) -> None:
+    while True:
+        try:
+            await one_round()
+        except (RedisError, OSError, SQLAlchemyError) as error:
+            log.debug("live.away", error=type(error).__name__)
+        except Exception as error:  # The edge of the loop: no stream may stay without its events for a bug.
+            log.error("live.round_crashed", error=type(error).__name__)
+        await asyncio.sleep(pause_s)
 
 
 def _decoded(fields: dict[bytes, bytes]) -> dict[str, str]:

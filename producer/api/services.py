@@ -8,6 +8,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
 from sqlalchemy import Connection
+from sqlalchemy.exc import TimeoutError as DatabaseTimeoutError
 
 from jobs.broker import Announcer
 from jobs.settings import Settings
@@ -19,6 +20,8 @@ from producer.api.keys import Keys
 from producer.api.metrics import Metrics
 from producer.api.snapshot import Snapshots
 from producer.submitter import Submitter
+
+ANSWER_WITHIN_S = 10.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,8 +44,16 @@ class Services:
         self._threads = ThreadPoolExecutor(settings.api.db_threads, thread_name_prefix="api-db")
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`call(...)`, which asks the database, in one of the bounded threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*args, **kwargs))
+        """`call(...)`, which asks the database, in one of the bounded threads.
+
+        A database that hangs is as good as away: then this raises what it raises while it is away.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
+        except TimeoutError:
+            raise DatabaseTimeoutError(f"no answer within {ANSWER_WITHIN_S} s") from None
 
     async def transact(
         self, call: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs

@@ -16,6 +16,7 @@ from jobs.live import LiveEvent
 from jobs.settings import Settings, load
 from jobs.store import lanes, tenants
 from jobs.store.tenants import Tenant
+from producer.api import services
 from producer.api.errors import STATUS
 from producer.refusals import Code
 from tests.api import Api, serving
@@ -402,6 +403,17 @@ def test_without_postgres_every_route_says_so_and_recovers(
             servers.admin(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         assert api.client.get(f"/v1/jobs/{job_id}").json()["status"] == "queued"
         assert api.rows() == 1
+
+
+def test_a_database_that_hangs_is_as_good_as_away(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "ANSWER_WITHIN_S", 0.2)
+    job_id = api.accept()
+    with api.engine.begin() as connection:
+        connection.execute(text("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"))
+        for _ in range(api.settings.api.db_threads + 2):
+            refused(api.client.get(f"/v1/jobs/{job_id}"), Code.DATABASE_UNAVAILABLE)
+        assert api.client.get("/healthz").status_code == 200
+    until(lambda: api.client.get(f"/v1/jobs/{job_id}").status_code == 200, what="the database")
 
 
 def test_a_bug_is_answered_without_internals_and_logged_without_the_prompt(

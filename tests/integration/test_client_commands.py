@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from jobs.live import LiveEvent
 from jobs.settings import Settings
 from jobs.store import tenants
-from producer.api.hub import Hub
+from producer.api.hub import Hub, Listener
 from tests.api import Api, Worker
 from tests.conftest import SECRET_KEY
 from tests.waiting import until
@@ -123,14 +123,14 @@ def test_tail_goes_on_behind_a_lost_connection(api: Api, monkeypatch: pytest.Mon
     worker.claim(job_id)
     worker.tell(job_id, "1-1", LiveEvent.TEXT, text="Order")
     opened: list[str | None] = []
-    listening = Hub.backlog
+    reading = Hub.backlog
 
-    async def backlog(hub: Hub, which: str, after: str | None) -> Any:
+    async def backlog(hub: Hub, which: str, after: str | None, listener: Listener) -> Any:
         opened.append(after)
         if len(opened) == 2:
             hub.close()  # Every stream ends; the next one is served again.
             hub._closed = False
-        return await listening(hub, which, after)
+        return await reading(hub, which, after, listener)
 
     monkeypatch.setattr(Hub, "backlog", backlog)
     with ThreadPoolExecutor(1) as pool:

@@ -240,24 +240,22 @@ def _why(job: dict[str, Any]) -> str:
 
 
 def _lanes_table(answer: dict[str, Any]) -> Table:
-    table = Table(title=f"lanes, last {answer['window_s'] // 60} minutes")
-    for column in ("lane", "waiting", "running", "oldest s", "jobs/s", "tokens/s"):
-        table.add_column(column, justify="left" if column == "lane" else "right")
-    for column in ("P50 ms", "P95 ms", "P99 ms", "objective", "workers"):
-        table.add_column(column, justify="right")
+    title = f"last {answer['window_s'] // 60} minutes, milliseconds end to end"
+    table = Table(title=title, box=None, pad_edge=False)
+    table.add_column("lane")
+    for column in ("waiting", "running", "oldest s", "jobs/s", "P50", "P95", "P99", "objective", "ready"):
+        table.add_column(column, justify="right", no_wrap=True)
     for lane in answer["data"]:
-        met = {True: "met", False: "missed", None: "-"}[lane["met"]]
-        workers = ", ".join(f"{count} {state}" for state, count in lane["workers"].items() if count)
+        met = {True: "met", False: "missed", None: ""}[lane["met"]]
         table.add_row(
             lane["name"],
             str(lane["waiting"]),
             str(lane["running"]),
             _number(lane["oldest_wait_s"], 1),
             _number(lane["throughput_per_s"], 2),
-            _number(lane["output_tokens_per_s"], 1),
             *(_number(lane[f"p{quantile}_ms"], 0) for quantile in (50, 95, 99)),
-            f"{lane['objective_ms']} ms {met}" if lane["objective_ms"] else met,
-            workers or "none",
+            f"{lane['objective_ms'] or '-'} {met}".rstrip(),
+            f"{lane['workers']['ready']}/{sum(lane['workers'].values())}",
         )
     return table
 
