@@ -93,6 +93,7 @@ def _welcome(stack: local.Stack) -> str:
 API     {stack.api}   (docs: {stack.api}/docs)
 key     {stack.api_key}
 Flower  {stack.flower}   (user {stack.flower_user}, password {stack.flower_password})
+secret  webhooks are signed with what is in {stack.signing_secret}
 
 Try it:
   curl -s {stack.api}/v1/jobs -H 'Authorization: Bearer {stack.api_key}' \\

@@ -24,14 +24,16 @@ from jobs.settings import Settings
 from jobs.store import tenants, workers
 from jobs.store.engine import open_engine
 from migrations import commands as migrations
+from producer.client import DEFAULT_TENANT
 from trilane.stack import StackError, ports, secrets
 from trilane.stack.postgres import Postgres
 from trilane.stack.redis import Redis
 from trilane.stack.supervisor import Part, Supervisor
 
-TENANT = "local"
+TENANT = DEFAULT_TENANT  # so that the API and Python on this machine see the same jobs
 FLOWER_USER = "trilane"
 FLOWER_PORT = 5555
+SIGNING_SECRET = "signing_secret"
 DESCRIPTION = "stack.json"  # the file in the data directory that tells where a running stack listens
 _STOP_MARGIN_S = 10.0  # what a worker may take beyond its own grace time
 
@@ -60,6 +62,7 @@ class Stack:
     flower: str
     flower_user: str
     flower_password: str = field(repr=False)
+    signing_secret: Path  # the file with the secret that webhooks are signed with
     settings: Settings  # for `producer` calls in this process
     pids: Callable[[], dict[str, int]]
 
@@ -156,6 +159,7 @@ class _Starting:
             flower=f"http://{ports.HOST}:{self._flower_port}",
             flower_user=FLOWER_USER,
             flower_password=flower_password,
+            signing_secret=self._data / SIGNING_SECRET,
             settings=self._settings,
             pids=self.supervisor.pids,
         )
@@ -263,11 +267,11 @@ class _Starting:
         with database.begin() as connection:
             if path.exists() and tenants.of_key(connection, path.read_text()):
                 return path.read_text()
-            signing_secret = job_secrets.Vault(self._settings).encrypt(job_secrets.new_signing_secret())
-            tenants.create(connection, TENANT, signing_secret)
-            tenant = tenants.by_name(connection, TENANT)
-            if tenant is None:
-                raise StackError(f"the tenant {TENANT!r} was removed while the stack started: start again")
+            tenant = tenants.get_or_create(connection, TENANT)
+            secret = job_secrets.new_signing_secret()
+            sealed = job_secrets.Vault(self._settings).encrypt(secret)
+            if tenants.set_signing_secret(connection, tenant.id, sealed):
+                secrets.write_private(self._data / SIGNING_SECRET, secret)
             key = tenants.create_key(connection, tenant.id)
         secrets.write_private(path, key)
         return key
