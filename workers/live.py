@@ -145,17 +145,20 @@ class Publisher:
 
 def _add(pipe: Any, stream: LiveStream, event: Event) -> list[LiveStream | None]:
     """Put one event on the pipe; returns, per command, the stream whose absence its answer None tells."""
-    pipe.publish(live.channel(stream.job_id), live.to_message(event))
+    channel, message = live.channel(stream.job_id), live.to_message(event)
     if event.id is None:
+        pipe.publish(channel, message)
         return [None]
+    # The entry comes before the message, so that who joins in between finds it in one or the other.
     key = live.stream_key(stream.job_id)
     bounds: dict[str, Any] = {"maxlen": live.STREAM_MAXLEN, "approximate": True}
     if event.event is LiveEvent.SNAPSHOT:
         bounds = {"minid": event.id}
     existing = stream.there and event.event is not LiveEvent.SNAPSHOT
     pipe.xadd(key, live.to_fields(event), id=event.id, nomkstream=existing, **bounds)
+    pipe.publish(channel, message)
     if existing:
-        return [None, stream]
+        return [stream, None]
     stream.there = True
     pipe.expire(key, live.STREAM_EXPIRY_S)
     return [None, None, None]
