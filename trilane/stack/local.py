@@ -33,7 +33,7 @@ from trilane.stack.supervisor import Part, Supervisor
 TENANT = DEFAULT_TENANT  # so that the API and Python on this machine see the same jobs
 FLOWER_USER = "trilane"
 FLOWER_PORT = 5555
-SIGNING_SECRET = "signing_secret"
+_SIGNING_FILE = "signing_secret"
 DESCRIPTION = "stack.json"  # the file in the data directory that tells where a running stack listens
 _STOP_MARGIN_S = 10.0  # what a worker may take beyond its own grace time
 
@@ -159,7 +159,7 @@ class _Starting:
             flower=f"http://{ports.HOST}:{self._flower_port}",
             flower_user=FLOWER_USER,
             flower_password=flower_password,
-            signing_secret=self._data / SIGNING_SECRET,
+            signing_secret=self._data / _SIGNING_FILE,
             settings=self._settings,
             pids=self.supervisor.pids,
         )
@@ -271,7 +271,7 @@ class _Starting:
             secret = job_secrets.new_signing_secret()
             sealed = job_secrets.Vault(self._settings).encrypt(secret)
             if tenants.set_signing_secret(connection, tenant.id, sealed):
-                secrets.write_private(self._data / SIGNING_SECRET, secret)
+                secrets.write_private(self._data / _SIGNING_FILE, secret)
             key = tenants.create_key(connection, tenant.id)
         secrets.write_private(path, key)
         return key
