@@ -49,8 +49,10 @@ class Screen:
                 self._live.update(self._tasks[lane], completed=ended, total=total, now=now)
         elif elapsed_s - self._last_line_s >= _LINE_EVERY_S:
             shown = ((lane, total, *_counts(lanes.get(lane, ()))) for lane, total in planned.items())
-            line = "   ".join(f"{lane} {ended}/{total} {now:<20}" for lane, total, ended, now in shown)
-            self.detail(f"{elapsed_s:4.0f} s   {line}".rstrip())
+            line = " · ".join(
+                f"{lane} {ended}/{total}" + (f", {now}" if now else "") for lane, total, ended, now in shown
+            )
+            self.detail(f"{elapsed_s:4.0f} s  {line}")
             self._last_line_s = elapsed_s
 
     def __enter__(self) -> Self:
