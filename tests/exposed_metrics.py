@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jobs.broker import lane_queues
 from jobs.domain.lanes import LANES
+from jobs.store.deliveries import DeliveryFigures
 from jobs.store.lanes import LaneFigures
 from jobs.store.workers import Worker, WorkerState
 from producer.api.metrics import Metrics
@@ -19,10 +20,12 @@ def exposed() -> dict[str, dict[str, set[str]]]:
     metrics.submitted.labels("chat", "hot").inc()
     figures = {lane: LaneFigures(p50_ms=1.0, p95_ms=2.0, p99_ms=3.0) for lane in LANES}
     worker = Worker("a worker", list(LANES), WorkerState.READY)
-    text = metrics.render(Snapshot(figures, [worker]), dict.fromkeys(lane_queues(list(LANES)), 0)).decode()
+    snapshot = Snapshot(figures, [worker], DeliveryFigures())
+    text = metrics.render(snapshot, dict.fromkeys(lane_queues(list(LANES)), 0)).decode()
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
+            found[sample.name]  # noqa: B018 - a sample without labels is one too
             for label, value in sample.labels.items():
                 found[sample.name][label].add(value)
     return found

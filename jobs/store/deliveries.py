@@ -155,6 +155,31 @@ def take_due(
 
 
 @dataclass(frozen=True, slots=True)
+class DeliveryFigures:
+    """The deliveries now: how late the latest due one is, and how many wait for another try."""
+
+    oldest_due_s: float = 0.0
+    retrying: int = 0
+
+
+def figures(connection: Connection, count_to: int = 10_000) -> DeliveryFigures:
+    """The figures; what waits for another try is counted to `count_to` at most."""
+    row = connection.execute(
+        text(
+            """
+            SELECT coalesce(greatest(extract(epoch FROM now() - min(next_attempt_at)), 0), 0)::float8 AS late_s,
+                   (SELECT count(*) FROM (
+                       SELECT 1 FROM webhook_deliveries WHERE status = 'pending' AND tries > 0 LIMIT :count_to
+                   ) AS retried) AS retrying
+            FROM webhook_deliveries WHERE status = 'pending'
+            """
+        ),
+        {"count_to": count_to},
+    ).one()
+    return DeliveryFigures(row.late_s, row.retrying)
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptResult:
     """How one attempt at a delivery ended; `retry_in_s` None ends the delivery."""
 

@@ -80,3 +80,9 @@ def _of_database(snapshot: Snapshot) -> Iterator[Metric]:
         for state, count in snapshot.worker_states(name).items():
             workers.add_metric([name, state.value], count)
     yield from (waiting, running, oldest, latency, workers)
+    deliveries = snapshot.deliveries
+    late = GaugeMetricFamily("trilane_webhook_oldest_due_seconds", "Lateness of the latest due webhook")
+    late.add_metric([], deliveries.oldest_due_s)
+    retrying = GaugeMetricFamily("trilane_webhooks_retrying", "Webhooks that failed and are tried again")
+    retrying.add_metric([], deliveries.retrying)
+    yield from (late, retrying)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from jobs.store import lanes, workers
+from jobs.store import deliveries, lanes, workers
+from jobs.store.deliveries import DeliveryFigures
 from jobs.store.lanes import LaneFigures
 from jobs.store.workers import Worker, WorkerState
 
@@ -16,10 +17,11 @@ FRESH_FOR_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The lanes and the live workers at one moment."""
+    """The lanes, the live workers and the webhooks at one moment."""
 
     lanes: Mapping[str, LaneFigures]
     workers: Sequence[Worker]
+    deliveries: DeliveryFigures
 
     def worker_states(self, lane: str) -> dict[WorkerState, int]:
         """How many workers of a lane are in each state."""
@@ -29,7 +31,9 @@ class Snapshot:
 
 def take(connection: Connection, names: list[str]) -> Snapshot:
     """The figures of these lanes now."""
-    return Snapshot(lanes.figures(connection, names), workers.alive(connection))
+    return Snapshot(
+        lanes.figures(connection, names), workers.alive(connection), deliveries.figures(connection)
+    )
 
 
 class Snapshots:

@@ -14,7 +14,7 @@ from trilane.stack import ports
 
 @click.command()
 @click.option("--lanes", help="Lanes to drain, joined by commas.  [default: all]")
-@click.option("--engine", help="llamacpp, vllm or sim.  [default: the setting engine.name]")
+@click.option("--engine", help="llamacpp or sim.  [default: the setting engine.name]")
 def worker(lanes: str | None, engine: str | None) -> None:
     """Run a worker: load the engine, then drain the lanes until SIGTERM.
 
