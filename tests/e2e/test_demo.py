@@ -20,7 +20,6 @@ def test_the_demo_answers_everything_and_leaves_nothing_behind(tmp_path: Path) -
     env |= {"TMPDIR": str(scratch), "TRILANE_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none"}
     done = subprocess.run(
         [sys.executable, "-m", "trilane", "demo", "--json", str(written)],
-        cwd=tmp_path,
         env=env,
         capture_output=True,
         text=True,

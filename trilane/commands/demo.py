@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TextIO
 
 import click
 import httpx
@@ -20,11 +21,12 @@ from trilane.stack import local
 @click.command()
 @click.option(
     "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    "json_file",
+    type=click.File("w", encoding="utf-8", lazy=False),  # Opened now: not to fail when all is done.
+    metavar="PATH",
     help="Also write the jobs, webhooks, addresses and times there as one JSON object.",
 )
-def demo(json_path: Path | None) -> None:
+def demo(json_file: TextIO | None) -> None:
     """Run the example work on a local stack and show every job's times.
 
     Nothing is left behind. Exits 0 only if every job succeeded and every webhook was verified.
@@ -38,8 +40,8 @@ def demo(json_path: Path | None) -> None:
         sys.exit(130)
     except httpx.HTTPError as error:
         raise click.ClickException(f"the API did not take the work: {error}") from None
-    if json_path:
-        json_path.write_text(json.dumps(account.as_json(), ensure_ascii=False, indent=2) + "\n")
+    if json_file:
+        json_file.write(json.dumps(account.as_json(), ensure_ascii=False, indent=2) + "\n")
     if problems := account.problems():
         raise click.ClickException("\n  ".join(["the demo did not succeed:", *problems]))
     console.print("Every job succeeded and every webhook was verified.", style="green")
