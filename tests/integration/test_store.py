@@ -408,3 +408,22 @@ def test_the_figures_of_the_lanes(engine: Engine, new_job: JobMaker) -> None:
     assert warm.depth == {"urgent": 1, "normal": 0, "low": 0}
     assert (warm.running, warm.succeeded, warm.p50_ms, warm.p99_ms) == (1, 1, 12.5, 12.5)
     assert figures["hot"].p50_ms is None
+
+
+def test_every_redrive_gives_the_time_that_the_job_had(engine: Engine, new_job: JobMaker) -> None:
+    job = new_job(deadline=clock.now() + timedelta(hours=24))
+    store(engine, job)
+    for attempt in (1, 2, 3):
+        claim(engine, job.id)
+        record(engine, Ending(job.id, attempt, Move.FAIL, LatencyRecord("failed", "warm"), error_code="x"))
+        execute(
+            engine,
+            "UPDATE jobs SET created_at = created_at - interval '9 days', deadline = deadline - interval"
+            " '9 days', redriven_at = redriven_at - interval '9 days'",
+        )
+        with engine.begin() as connection:
+            assert moves.redrive(connection, job.tenant_id, job.id)
+        left = scalar(engine, "SELECT deadline - now() FROM jobs")
+        assert timedelta(hours=23) < left < timedelta(hours=25)
+    [again] = claim(engine, job.id)
+    assert again.age_ms < 3_600_000, "what it took counts from the redrive"
