@@ -29,7 +29,8 @@ from trilane.stack.supervisor import Supervisor
 OUTAGE_S = 5.0
 LEASE_S = 4.0  # every lease runs out meanwhile, and none may be called lost for that
 PACE_S = 0.08
-SLOW: dict[str, Any] = {"time_scale": 1.0, "step_ms": [[1, 10.0], [8, 12.0]]}  # 60 tokens take the better part of a second
+# 60 tokens take the better part of a second.
+SLOW: dict[str, Any] = {"time_scale": 1.0, "step_ms": [[1, 10.0], [8, 12.0]]}
 
 
 class Server:
