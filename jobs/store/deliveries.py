@@ -237,28 +237,27 @@ def disable(connection: Connection, tenant_id: uuid.UUID, url: str, reason: str)
 
 def of_job(connection: Connection, job_id: uuid.UUID) -> list[dict[str, Any]]:
     """The deliveries of a job with their attempts, oldest first."""
-    deliveries = [
-        dict(row._mapping) | {"attempt_log": []}
-        for row in connection.execute(
-            text(
-                "SELECT id, event, url, status, attempts, next_attempt_at, delivered_at, created_at"
-                " FROM webhook_deliveries WHERE job_id = :job_id ORDER BY id"
-            ),
-            {"job_id": job_id},
-        )
-    ]
-    by_id = {delivery["id"]: delivery for delivery in deliveries}
+    # The log first: so a delivery is never older than the attempts that are shown with it.
+    log: dict[uuid.UUID, list[dict[str, Any]]] = {}
     attempts = connection.execute(
         text(
-            "SELECT delivery_id, attempt, started_at, duration_ms, status_code, error FROM webhook_attempts"
-            " WHERE delivery_id = ANY(:ids) ORDER BY delivery_id, attempt"
+            "SELECT a.delivery_id, a.attempt, a.started_at, a.duration_ms, a.status_code, a.error"
+            " FROM webhook_attempts a JOIN webhook_deliveries d ON d.id = a.delivery_id"
+            " WHERE d.job_id = :job_id ORDER BY a.delivery_id, a.attempt"
         ),
-        {"ids": list(by_id)},
+        {"job_id": job_id},
     )
     for row in attempts:
         values = dict(row._mapping)
-        by_id[values.pop("delivery_id")]["attempt_log"].append(values)
-    return deliveries
+        log.setdefault(values.pop("delivery_id"), []).append(values)
+    deliveries = connection.execute(
+        text(
+            "SELECT id, event, url, status, attempts, next_attempt_at, delivered_at, created_at"
+            " FROM webhook_deliveries WHERE job_id = :job_id ORDER BY id"
+        ),
+        {"job_id": job_id},
+    )
+    return [dict(row._mapping) | {"attempt_log": log.get(row.id, [])} for row in deliveries]
 
 
 def redeliver(connection: Connection, job_id: uuid.UUID, delivery_id: uuid.UUID) -> bool:
