@@ -45,8 +45,8 @@ class Identity:
 class TextSink(Protocol):
     """Takes the text while it comes."""
 
-    def text(self, piece: str) -> None:
-        """Take one piece."""
+    def text(self, piece: str, *, last: bool = False) -> None:
+        """Take one piece; the `last` ends the answer."""
         ...
 
 
@@ -89,10 +89,9 @@ class Attempt:
     async def run(self, gate: Gate, engine: Engine) -> Outcome:
         """Go through the gate and the engine; the deadline and the time limit close the attempt."""
         loop = asyncio.get_running_loop()
-        timers = (
-            loop.call_later(max(self.claim.deadline_in_s, 0), self.close, CloseReason.DEADLINE),
-            loop.call_later(self._policy.time_limit_s, self.close, CloseReason.TIME_LIMIT),
-        )
+        deadline = (max(self.claim.deadline_in_s, 0), CloseReason.DEADLINE)
+        after_s, reason = min(deadline, (self._policy.time_limit_s, CloseReason.TIME_LIMIT))
+        timer = loop.call_later(after_s, self.close, reason)
         self._task = task = asyncio.current_task()
         try:
             self._batch_size = await gate.enter(self.claim)
@@ -113,8 +112,7 @@ class Attempt:
             return Retryable("internal_error", f"the engine raised {type(error).__name__}")
         finally:
             self._task = None
-            for timer in timers:
-                timer.cancel()
+            timer.cancel()
             self._ended_at = time.monotonic()
 
     async def _generate(self, engine: Engine) -> Outcome:
@@ -128,7 +126,7 @@ class Attempt:
                 if chunk.tokens and not self._first_at:
                     self._first_at = time.monotonic()
                 self._text.append(chunk.text)
-                self._sink.text(chunk.text)
+                self._sink.text(chunk.text, last=chunk.outcome is not None)
                 if chunk.outcome is not None:
                     return chunk.outcome
         return Retryable("engine_error", "the engine's stream ended without an outcome")

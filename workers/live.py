@@ -14,6 +14,7 @@ from jobs.live import Event, LiveEvent
 
 SNAPSHOT_EVERY = 256  # events, so that the stream always begins with a whole text
 FLUSH_EVERY_S = 0.03
+BEGIN_AFTER_S = 0.1  # a job that ends sooner is only told of as ended: the most a short job costs in Redis
 _PAUSE_S = 1.0
 
 log = structlog.get_logger()
@@ -34,18 +35,25 @@ class LiveStream:
         self._begun = self._over = False
         if attempt > 1:
             self._put(LiveEvent.RESET, {"attempt": attempt})
-        self.status("running")
+        self._put_status("running")
 
-    def text(self, piece: str) -> None:
-        """Add a piece of the answer."""
+    def begin(self) -> None:
+        """Send the status now, unless it went with the first text or the answer is there."""
+        if not (self._begun or self._over):
+            self._publisher.touch(self)
+
+    def text(self, piece: str, *, last: bool = False) -> None:
+        """Add a piece of the answer; the last one waits for the end, which follows within milliseconds."""
+        self._over = last
         if piece:
             self._text.append(piece)
             self._unsent += piece
-            self._publisher.touch(self)
+            if not last:
+                self._publisher.touch(self)
 
     def status(self, status: str) -> None:
         """Tell of a status that the job has now."""
-        self._put(LiveEvent.STATUS, {"status": status, "attempt": self._attempt})
+        self._put_status(status)
         self._publisher.touch(self)
 
     def ended(self) -> None:
@@ -66,7 +74,7 @@ class LiveStream:
         return events
 
     def lost(self) -> None:
-        """What was sent may be gone: begin anew with a snapshot, unless the job has ended."""
+        """What was sent may be gone: begin anew with a snapshot, unless the end comes next."""
         self.there = False
         if self._text and not self._over:
             self._put(LiveEvent.SNAPSHOT, {"text": "".join(self._text)})
@@ -80,6 +88,9 @@ class LiveStream:
         else:
             self._put(LiveEvent.TEXT, {"text": self._unsent})
         self._unsent = ""
+
+    def _put_status(self, status: str) -> None:
+        self._put(LiveEvent.STATUS, {"status": status, "attempt": self._attempt})
 
     def _put(self, event: LiveEvent, data: dict[str, Any]) -> None:
         self._sequence += 1
@@ -96,8 +107,10 @@ class Publisher:
         self._changed = asyncio.Event()
 
     def open(self, job_id: str, attempt: int) -> LiveStream:
-        """The stream of a new attempt."""
-        return LiveStream(self, job_id, attempt)
+        """The stream of a new attempt; its status is sent with the first text, or after a moment."""
+        stream = LiveStream(self, job_id, attempt)
+        asyncio.get_running_loop().call_later(BEGIN_AFTER_S, stream.begin)
+        return stream
 
     def touch(self, stream: LiveStream) -> None:
         """Send this stream's events with the next flush."""
