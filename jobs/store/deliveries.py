@@ -167,7 +167,8 @@ def figures(connection: Connection, count_to: int = 10_000) -> DeliveryFigures:
     row = connection.execute(
         text(
             """
-            SELECT coalesce(greatest(extract(epoch FROM now() - min(next_attempt_at)), 0), 0)::float8 AS late_s,
+            SELECT coalesce(greatest(extract(epoch FROM now() - min(next_attempt_at)), 0), 0)::float8
+                       AS late_s,
                    (SELECT count(*) FROM (
                        SELECT 1 FROM webhook_deliveries WHERE status = 'pending' AND tries > 0 LIMIT :count_to
                    ) AS retried) AS retrying
