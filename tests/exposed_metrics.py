@@ -25,7 +25,7 @@ def exposed() -> dict[str, dict[str, set[str]]]:
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name]  # noqa: B018 - a sample without labels is one too
+            found[sample.name]  # a sample without labels is one too
             for label, value in sample.labels.items():
                 found[sample.name][label].add(value)
     return found
