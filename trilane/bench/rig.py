@@ -51,15 +51,6 @@ class Rig:
             "TRILANE_LANE": json.dumps(self.settings.lane),
         }
 
-    def environment(self) -> dict[str, str]:
-        """The settings as the environment of a process."""
-        return {
-            "TRILANE_DATABASE_URL": self.settings.database_url,
-            "TRILANE_REDIS_URL": self.settings.redis_url,
-            "TRILANE_SECRET_KEY": secrets.token_urlsafe(32),
-            "TRILANE_LANE": json.dumps(self.settings.lane),
-        }
-
     @contextmanager
     def process(
         self, name: str, *module_and_arguments: str, ready: Callable[[], bool] = lambda: True, **env: str

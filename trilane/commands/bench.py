@@ -81,38 +81,6 @@ def engine(engine: str, pairs: int, concurrency: int, tokens: int, path: Path | 
     _print(table, report["targets"])
 
 
-@bench.command()
-@click.option("--engine", default="llamacpp", show_default=True, help="The engine.")
-@click.option("--pairs", type=click.IntRange(1), default=5, show_default=True, help="Pairs of measurements.")
-@click.option(
-    "--concurrency", type=click.IntRange(1), default=4, show_default=True, help="Sequences in the engine."
-)
-@click.option(
-    "--tokens", type=click.IntRange(1), default=48, show_default=True, help="Output tokens of a request."
-)
-@_json_option
-def engine(engine: str, pairs: int, concurrency: int, tokens: int, path: Path | None) -> None:
-    """Measure an engine's tokens/s through all of Trilane over those of the engine alone.
-
-    Both use one engine thread, so that a machine of two cores leaves one to the pipeline.
-    """
-    from trilane.bench import engine as measuring
-
-    with local.interruptible():
-        logging.configure("WARNING")
-        report = measuring.measure(engine, pairs, concurrency, tokens, _say)
-    _write(path, report)
-    table = Table("pair", "Trilane, tokens/s", "bare, tokens/s", "ratio", title=f"{engine}, {concurrency} at once")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for number, pair in enumerate(report["pairs"], 1):
-        table.add_row(str(number), *(f"{pair[name]:.1f}" for name in ("trilane", "bare")), f"{pair['ratio']:.3f}")
-    ratio = report["ratio"]
-    table.add_row("median", "", "", f"{ratio['median']:.3f}")
-    table.add_row("spread", "", "", f"{ratio['min']:.3f} - {ratio['max']:.3f}")
-    _print(table, report["targets"])
-
-
 def _pipeline_table(report: dict[str, Any]) -> Table:
     plain, ratio = report["plain_celery"], report["ratio"]
     table = Table(
