@@ -171,6 +171,11 @@ def new_id() -> uuid.UUID:
     return uuid.UUID(int=value & ~(0x3 << 62) | 0x2 << 62)
 
 
+def least_id(at: datetime) -> uuid.UUID:
+    """The smallest id that `new_id` makes at that time."""
+    return uuid.UUID(int=int(at.timestamp() * 1_000) << 80 | 0x7 << 76 | 0x2 << 62)
+
+
 def retry_delay_s(failures: int, jitter: float, base_s: float = 1.0, cap_s: float = 60.0) -> float:
     """Seconds until a failed attempt is tried again: exponential, capped, with full jitter in [0.5, 1).
 

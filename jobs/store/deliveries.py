@@ -107,23 +107,30 @@ class DueDelivery:
     disabled: bool
 
 
-# The lease doubles as the fence: an attempt is recorded only while its own number stands.
+# The lease doubles as the fence: an attempt is recorded only while its own number stands. Receivers are
+# found by skipping through the index, so that the backlog of one that hangs is never read.
 _TAKE = text(
     """
-    WITH bounds AS (
-        SELECT * FROM unnest(CAST(:hosts AS text[]), CAST(:places AS int[])) AS b(host, places)
+    WITH RECURSIVE found AS (
+        (SELECT host FROM webhook_deliveries WHERE status = 'pending' ORDER BY host LIMIT 1)
+        UNION ALL
+        SELECT (SELECT host FROM webhook_deliveries WHERE status = 'pending' AND host > found.host
+                ORDER BY host LIMIT 1)
+        FROM found WHERE found.host IS NOT NULL
     ), due AS (
-        SELECT d.id, COALESCE(b.places, :per_host) AS places,
-               row_number() OVER (PARTITION BY d.host ORDER BY d.next_attempt_at) AS place
-        FROM (
-            SELECT id, host, next_attempt_at FROM webhook_deliveries
-            WHERE status = 'pending' AND next_attempt_at <= now()
-            AND host NOT IN (SELECT host FROM bounds WHERE places <= 0)
-            ORDER BY next_attempt_at LIMIT :scan
-        ) AS d LEFT JOIN bounds b ON b.host = d.host
+        SELECT nearest.id
+        FROM found
+        LEFT JOIN unnest(CAST(:hosts AS text[]), CAST(:places AS int[])) AS b (host, places)
+            ON b.host = found.host
+        CROSS JOIN LATERAL (
+            SELECT id, next_attempt_at FROM webhook_deliveries
+            WHERE status = 'pending' AND host = found.host AND next_attempt_at <= now()
+            ORDER BY next_attempt_at LIMIT greatest(coalesce(b.places, :per_host), 0)
+        ) AS nearest
+        ORDER BY nearest.next_attempt_at LIMIT :scan
     ), taken AS (
         SELECT d.id FROM webhook_deliveries d
-        WHERE d.id IN (SELECT id FROM due WHERE place <= places)
+        WHERE d.id = ANY(ARRAY(SELECT id FROM due))
         AND d.status = 'pending' AND d.next_attempt_at <= now()
         ORDER BY d.id LIMIT :n FOR UPDATE SKIP LOCKED
     )
@@ -167,12 +174,13 @@ def figures(connection: Connection, count_to: int = 10_000) -> DeliveryFigures:
     row = connection.execute(
         text(
             """
-            SELECT coalesce(greatest(extract(epoch FROM now() - min(next_attempt_at)), 0), 0)::float8
-                       AS late_s,
+            SELECT coalesce(greatest(extract(epoch FROM now() - (
+                       SELECT min(next_attempt_at) FROM webhook_deliveries WHERE status = 'pending'
+                   )), 0), 0)::float8 AS late_s,
                    (SELECT count(*) FROM (
-                       SELECT 1 FROM webhook_deliveries WHERE status = 'pending' AND tries > 0 LIMIT :count_to
+                       SELECT 1 FROM webhook_deliveries WHERE status = 'pending' AND tries > 0
+                       ORDER BY next_attempt_at LIMIT :count_to
                    ) AS retried) AS retrying
-            FROM webhook_deliveries WHERE status = 'pending'
             """
         ),
         {"count_to": count_to},

@@ -52,16 +52,10 @@ _COLUMNS = (
 )
 
 # A new job is announced at once while its queue has room and nothing older waits for the feeder; this
-# bounds Redis without asking it.
+# bounds Redis without asking it. MATERIALIZED: the room is counted once, however often the answer is used.
 _INSERT = text(
     f"""
-    INSERT INTO jobs ({", ".join(_COLUMNS)}, ready_at, due_at, announced_at, announcements)
-    SELECT {", ".join(f"given.{name}" for name in _COLUMNS)},
-           greatest(now(), given.not_before),
-           CASE WHEN given.not_before > now() THEN given.not_before END,
-           CASE WHEN given.announce THEN clock_timestamp() END,
-           given.announce::int
-    FROM (
+    WITH given AS MATERIALIZED (
         SELECT CAST(:id AS uuid) AS id, CAST(:tenant_id AS uuid) AS tenant_id, CAST(:kind AS text) AS kind,
                CAST(:model AS text) AS model, CAST(:lane AS text) AS lane,
                CAST(:priority AS smallint) AS priority, CAST(:queue AS text) AS queue,
@@ -80,8 +74,15 @@ _INSERT = text(
                    SELECT 1 FROM jobs WHERE queue = :queue
                    AND status = 'queued' AND announced_at IS NOT NULL LIMIT :window) AS standing) < :window
                AS announce
-    ) AS given
-    ON CONFLICT (tenant_id, idempotency_key) DO NOTHING
+    )
+    INSERT INTO jobs ({", ".join(_COLUMNS)}, ready_at, due_at, announced_at, announcements)
+    SELECT {", ".join(_COLUMNS)},
+           greatest(now(), not_before),
+           CASE WHEN not_before > now() THEN not_before END,
+           CASE WHEN announce THEN clock_timestamp() END,
+           announce::int
+    FROM given
+    ON CONFLICT (tenant_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
     RETURNING {JOB_COLUMNS}, announced_at IS NOT NULL AS announce
     """
 )

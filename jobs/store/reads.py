@@ -3,12 +3,12 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, text
 
-from jobs.domain.jobs import Job, Status
+from jobs.domain.jobs import Job, Status, least_id
 from jobs.store.rows import JOB_COLUMNS, job_of
 
 
@@ -63,13 +63,16 @@ class Filter:
     created_before: datetime | None = None
 
 
+# Times are of the database's clock; ids, which sort as the list does, of the producers'. So the ids bound
+# what is read, and the times decide.
 _CONDITIONS = {
     "lane": "lane = :lane",
     "status": "status = :status",
     "kind": "kind = :kind",
-    "created_after": "created_at >= :created_after",
-    "created_before": "created_at < :created_before",
+    "created_after": "created_at >= :created_after AND id >= :first",
+    "created_before": "created_at < :created_before AND id < :last",
 }
+_CLOCKS_DIFFER = timedelta(hours=1)  # at most; also a bulk may take this long to be stored
 
 
 def listing(
@@ -80,6 +83,10 @@ def listing(
     conditions = ["tenant_id = :tenant_id", *(_CONDITIONS[name] for name in given)]
     if after is not None:
         conditions.append("id < :after")
+    if wanted.created_after is not None:
+        given["first"] = least_id(wanted.created_after - _CLOCKS_DIFFER)
+    if wanted.created_before is not None:
+        given["last"] = least_id(wanted.created_before + _CLOCKS_DIFFER)
     rows = connection.execute(
         text(
             f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT :limit"

@@ -178,7 +178,7 @@ _FORGET = text(
         AND NOT EXISTS (SELECT 1 FROM webhook_deliveries d WHERE d.job_id = jobs.id AND d.status = 'pending')
         ORDER BY finished_at LIMIT :n FOR UPDATE SKIP LOCKED
     )
-    DELETE FROM jobs j USING old WHERE j.id = old.id
+    DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM old))
     """
 )
 

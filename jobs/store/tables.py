@@ -98,7 +98,6 @@ jobs = Table(
     _time("finished_at"),
     Column("error_code", Text),
     Column("error_message", Text),
-    UniqueConstraint("tenant_id", "idempotency_key"),
 )
 
 _queued = jobs.c.status == text("'queued'")
@@ -118,9 +117,17 @@ Index(
 )
 Index("ix_jobs_queued", jobs.c.queue, jobs.c.ready_at, postgresql_where=_queued)
 Index("ix_jobs_deadline", jobs.c.deadline, postgresql_where=_queued)
-Index("ix_jobs_lease", jobs.c.lease_until, postgresql_where=text("status = 'running'"))
-Index("ix_jobs_claimed", jobs.c.queue, jobs.c.claimed_at)
+# Not on lease_until: so that a renewal changes no indexed column, and writes to no index at all.
+Index("ix_jobs_running", jobs.c.lane, postgresql_where=text("status = 'running'"))
+Index("ix_jobs_claimed", jobs.c.queue, jobs.c.claimed_at, postgresql_where=jobs.c.claimed_at.is_not(None))
 Index("ix_jobs_finished", jobs.c.finished_at, postgresql_where=jobs.c.finished_at.is_not(None))
+Index(
+    "ix_jobs_idempotency_key",
+    jobs.c.tenant_id,
+    jobs.c.idempotency_key,
+    unique=True,
+    postgresql_where=jobs.c.idempotency_key.is_not(None),
+)
 Index("ix_jobs_tenant", jobs.c.tenant_id, jobs.c.id)
 Index("ix_jobs_tenant_status", jobs.c.tenant_id, jobs.c.status, jobs.c.id)
 Index("ix_jobs_tenant_lane", jobs.c.tenant_id, jobs.c.lane, jobs.c.id)
@@ -188,10 +195,13 @@ webhook_deliveries = Table(
     _created(),
     UniqueConstraint("job_id", "event", "generation"),
 )
+_pending = webhook_deliveries.c.status == text("'pending'")
+Index("ix_webhook_deliveries_due", webhook_deliveries.c.next_attempt_at, postgresql_where=_pending)
 Index(
-    "ix_webhook_deliveries_due",
+    "ix_webhook_deliveries_host",
+    webhook_deliveries.c.host,
     webhook_deliveries.c.next_attempt_at,
-    postgresql_where=text("status = 'pending'"),
+    postgresql_where=_pending,
 )
 
 webhook_attempts = Table(
