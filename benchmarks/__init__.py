@@ -1,0 +1,1 @@
+"""Measurements of the parts, beside those of the whole in `trilane bench`."""
