@@ -15,7 +15,7 @@ _CLAIM = text(
         SELECT id FROM jobs
         WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'queued' AND deadline > now()
         AND (due_at IS NULL OR due_at <= now())
-        ORDER BY id FOR UPDATE
+        ORDER BY id FOR NO KEY UPDATE
     )
     UPDATE jobs j
     SET status = 'running', attempt = j.attempt + 1, worker = :worker, claimed_at = now(), due_at = NULL,
@@ -48,7 +48,7 @@ _RENEW = text(
         JOIN unnest(CAST(:ids AS uuid[]), CAST(:attempts AS int[])) AS given (id, attempt)
         ON given.id = j.id AND given.attempt = j.attempt
         WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.status = 'running'
-        ORDER BY j.id FOR UPDATE OF j
+        ORDER BY j.id FOR NO KEY UPDATE OF j
     )
     UPDATE jobs j SET lease_until = now() + make_interval(secs => :lease_s)
     FROM held WHERE j.id = held.id RETURNING j.id, j.attempt

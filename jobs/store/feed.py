@@ -68,7 +68,7 @@ _PICK = text(
         FROM turns ORDER BY turn, deadline, id LIMIT :n
     ), held AS (
         SELECT id FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM picked)) AND {_READY}
-        ORDER BY id FOR UPDATE SKIP LOCKED
+        ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
     ), announced AS (
         UPDATE jobs j SET announced_at = clock_timestamp(), announcements = j.announcements + 1
         FROM held WHERE j.id = held.id RETURNING j.id, j.prefix

@@ -22,7 +22,7 @@ _CANCEL = text(
     f"""
     WITH held AS (
         SELECT id, status AS source FROM jobs
-        WHERE id = :id AND tenant_id = :tenant_id AND status = ANY(:sources) FOR UPDATE
+        WHERE id = :id AND tenant_id = :tenant_id AND status = ANY(:sources) FOR NO KEY UPDATE
     )
     UPDATE jobs j
     SET status = 'cancelled', finished_at = now(), lease_until = NULL, error_code = NULL, error_message = NULL

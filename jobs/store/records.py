@@ -1,14 +1,14 @@
 """Records how attempts ended: many in one transaction, each under its own fence."""
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, insert, text
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy import Connection, Double, Integer, Text, text
 
-from jobs.domain.jobs import MOVES, Move, Status
+from jobs.domain.jobs import MOVES, Move, Rule, Status
 from jobs.domain.latency import LatencyRecord
 from jobs.domain.outcomes import FinishReason, Usage
 from jobs.store import deliveries, tables
@@ -41,19 +41,50 @@ class Ending:
     announced: bool = False
 
 
-_MOVE = text(
+def _arrays(columns: Mapping[str, str], prefix: str = "") -> str:
+    """Rows as one array for each column: one statement and one round trip, however many there are."""
+    arrays = (f"CAST(:{prefix}{name} AS {kind}[])" for name, kind in columns.items())
+    return f"unnest({', '.join(arrays)}) AS given ({', '.join(columns)})"
+
+
+_KINDS: Mapping[type, str] = {Text: "text", Double: "float8", Integer: "int"}
+_LATENCY = {"job_id": "uuid", "attempt": "int"} | {
+    name: _KINDS[type(tables.latency_records.c[name].type)] for name in LatencyRecord.__dataclass_fields__
+}
+_latency_values = attrgetter(*LatencyRecord.__dataclass_fields__)
+_INSERT_LATENCY = (
+    f"INSERT INTO latency_records ({', '.join(_LATENCY)})"
+    f" SELECT * FROM {_arrays(_LATENCY, 'latency_')} ON CONFLICT DO NOTHING"
+)
+
+_ENDING = {
+    "id": "uuid",
+    "attempt": "int",
+    "status": "text",
+    "charge": "int",
+    "delay_s": "float8",
+    "announced": "bool",
+    "code": "text",
+    "message": "text",
+    "output": "text",
+    "finish_reason": "text",
+    "prompt_tokens": "int",
+    "cached_tokens": "int",
+    "output_tokens": "int",
+}
+_RECORD = text(
     f"""
-    WITH given AS (
-        SELECT * FROM unnest(
-            CAST(:ids AS uuid[]), CAST(:attempts AS int[]), CAST(:statuses AS text[]),
-            CAST(:charges AS int[]), CAST(:delays AS float8[]), CAST(:announced AS bool[]),
-            CAST(:codes AS text[]), CAST(:messages AS text[])
-        ) AS given (id, attempt, status, charge, delay_s, announced, code, message)
-    ), held AS (
-        SELECT given.* FROM jobs j JOIN given ON given.id = j.id AND given.attempt = j.attempt
-        WHERE j.id = ANY(CAST(:ids AS uuid[])) AND j.status = 'running'
-        ORDER BY j.id FOR UPDATE OF j
-    )
+    WITH held AS (
+        SELECT given.* FROM jobs j
+        JOIN {_arrays(_ENDING)} ON given.id = j.id AND given.attempt = j.attempt
+        WHERE j.id = ANY(CAST(:id AS uuid[])) AND j.status = 'running'
+        ORDER BY j.id FOR NO KEY UPDATE OF j
+    ), answered AS (
+        INSERT INTO results
+            (job_id, attempt, output, finish_reason, prompt_tokens, cached_tokens, output_tokens)
+        SELECT id, attempt, output, finish_reason, prompt_tokens, cached_tokens, output_tokens
+        FROM held WHERE output IS NOT NULL
+    ), measured AS ({_INSERT_LATENCY})
     UPDATE jobs j
     SET status = held.status,
         failures = j.failures + held.charge,
@@ -88,29 +119,14 @@ def record(connection: Connection, endings: Sequence[Ending]) -> Recorded:
     unless that attempt has one. Each attempt may appear once. Raises what Postgres raises for a value
     that it cannot store; then nothing is written.
     """
-    moving = [(ending, MOVES[ending.move]) for ending in endings if ending.move is not None]
-    rows: Sequence[Any] = ()
-    if moving:
-        rows = connection.execute(
-            _MOVE,
-            {
-                "ids": [ending.job_id for ending, _ in moving],
-                "attempts": [ending.attempt for ending, _ in moving],
-                "statuses": [rule.target.value for _, rule in moving],
-                "charges": [int(rule.charges) for _, rule in moving],
-                "delays": [ending.delay_s for ending, _ in moving],
-                "announced": [ending.announced for ending, _ in moving],
-                "codes": [ending.error_code for ending, _ in moving],
-                "messages": [ending.error_message for ending, _ in moving],
-            },
-        ).all()
+    moving = [_values(ending, MOVES[ending.move]) for ending in endings if ending.move is not None]
+    latency = [(ending.job_id, ending.attempt, ending.latency) for ending in endings]
+    rows = connection.execute(_RECORD, _columns(_ENDING, moving) | _latency_columns(latency)).all()
     ended = {(row.id, row.attempt): Status(row.status) for row in rows}
-    results = [_result(e) for e in endings if (e.job_id, e.attempt) in ended and e.answer is not None]
-    if results:
-        connection.execute(insert(tables.results), results)
-    write_latency(connection, [(e.job_id, e.attempt, e.latency) for e in endings])
     answers = {
-        row["job_id"]: {k: v for k, v in row.items() if k not in ("job_id", "attempt")} for row in results
+        ending.job_id: _result(ending.answer)
+        for ending in endings
+        if ending.answer is not None and (ending.job_id, ending.attempt) in ended
     }
     return Recorded(ended, deliveries.write(connection, rows, answers))
 
@@ -118,22 +134,41 @@ def record(connection: Connection, endings: Sequence[Ending]) -> Recorded:
 def write_latency(connection: Connection, given: Sequence[tuple[uuid.UUID, int, LatencyRecord]]) -> None:
     """Keep the latency records of (job, attempt) pairs; the first one of an attempt stays."""
     if given:
-        connection.execute(
-            upsert(tables.latency_records).on_conflict_do_nothing(),
-            [{"job_id": job_id, "attempt": attempt, **asdict(latency)} for job_id, attempt, latency in given],
-        )
+        connection.execute(text(_INSERT_LATENCY), _latency_columns(given))
 
 
-def _result(ending: Ending) -> dict[str, Any]:
+def _values(ending: Ending, rule: Rule) -> tuple[Any, ...]:
     answer = ending.answer
-    if answer is None:
-        raise ValueError("an ending without an answer has no result")
+    return (
+        ending.job_id,
+        ending.attempt,
+        rule.target.value,
+        int(rule.charges),
+        ending.delay_s,
+        ending.announced,
+        ending.error_code,
+        ending.error_message,
+        *(_result(answer).values() if answer else (None,) * 5),
+    )
+
+
+def _result(answer: Answer) -> dict[str, Any]:
     return {
-        "job_id": ending.job_id,
-        "attempt": ending.attempt,
         "output": answer.output,
         "finish_reason": answer.finish_reason.value,
         "prompt_tokens": answer.usage.prompt_tokens,
         "cached_tokens": answer.usage.cached_tokens,
         "output_tokens": answer.usage.output_tokens,
     }
+
+
+def _latency_columns(given: Sequence[tuple[uuid.UUID, int, LatencyRecord]]) -> dict[str, list[Any]]:
+    # In key order: two that write the same records, such as a sweeper and a worker back from the dead, would
+    # otherwise wait for each other.
+    ordered = sorted(given, key=itemgetter(0, 1))
+    rows = [(job_id, attempt, *_latency_values(latency)) for job_id, attempt, latency in ordered]
+    return _columns((f"latency_{name}" for name in _LATENCY), rows)
+
+
+def _columns(names: Iterable[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}

@@ -28,7 +28,7 @@ _LOST = text(
     WITH lost AS (
         SELECT id, worker, lane, claimed_at FROM jobs
         WHERE status = 'running' AND lease_until < now()
-        ORDER BY lease_until LIMIT :n FOR UPDATE SKIP LOCKED
+        ORDER BY lease_until LIMIT :n FOR NO KEY UPDATE SKIP LOCKED
     ), judged AS (
         SELECT lost.*, CASE
             WHEN j.deadline <= now() THEN 'expired'
@@ -80,7 +80,7 @@ _EXPIRE = text(
     f"""
     WITH late AS (
         SELECT id FROM jobs WHERE status = 'queued' AND deadline <= now()
-        ORDER BY deadline LIMIT :n FOR UPDATE SKIP LOCKED
+        ORDER BY deadline LIMIT :n FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE jobs j
     SET status = 'expired', finished_at = now(), error_code = 'deadline_exceeded',
@@ -101,7 +101,7 @@ _DUE = text(
     """
     WITH due AS (
         SELECT id FROM jobs WHERE status = 'queued' AND due_at <= now()
-        ORDER BY due_at LIMIT :n FOR UPDATE SKIP LOCKED
+        ORDER BY due_at LIMIT :n FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE jobs j SET due_at = NULL, announced_at = NULL FROM due WHERE j.id = due.id
     """
@@ -137,7 +137,7 @@ _LOST_ANNOUNCEMENTS = text(
         WHERE queue = :queue AND status = 'queued' AND announced_at IS NOT NULL
         AND (CAST(:before AS timestamptz) IS NULL OR announced_at < :before)
         AND announced_at < now() - make_interval(secs => least(:backoff_s * 2.0 ^ (announcements - 1), 600))
-        ORDER BY announced_at LIMIT :n FOR UPDATE SKIP LOCKED
+        ORDER BY announced_at LIMIT :n FOR NO KEY UPDATE SKIP LOCKED
     )
     UPDATE jobs j SET announced_at = NULL FROM lost WHERE j.id = lost.id
     """
@@ -195,7 +195,7 @@ def mark_unannounced(connection: Connection, ids: Sequence[uuid.UUID]) -> None:
             """
             WITH held AS (
                 SELECT id FROM jobs WHERE id = ANY(CAST(:ids AS uuid[])) AND status = 'queued'
-                ORDER BY id FOR UPDATE
+                ORDER BY id FOR NO KEY UPDATE
             )
             UPDATE jobs j SET announced_at = NULL FROM held WHERE j.id = held.id
             """
