@@ -98,6 +98,10 @@ class ControlService:
         """All of them; none while stopping."""
         return [] if self._stopping.is_set() else list(queues)
 
+    def more(self, queue: str) -> int:
+        """None: what beat schedules comes once an hour."""
+        return 0
+
     async def handle(self, task: str, args: list[Any]) -> None:
         """Carry out what beat schedules."""
         if task != RETENTION_TASK:

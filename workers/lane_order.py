@@ -24,13 +24,23 @@ class _Turns:
         """Whether `name` goes before all that are not."""
         return self.passed[name] >= self.patience
 
-    def served(self, name: str, times: int, empty: Iterable[str]) -> None:
-        """Count `times` turns of `name`; those in `empty` had nothing to do when it was chosen."""
+    def served(self, name: str, times: int, polled: Sequence[str]) -> int:
+        """Count `times` turns of `name`; those before it in `polled` had nothing to do.
+
+        Returns how many more turns it may have without a poll: until one behind it is overdue, and none
+        where one behind it has the higher rank.
+        """
+        at = polled.index(name) if name in polled else -1
+        empty, behind = polled[: max(at, 0)], polled[at + 1 :]
         for other in empty:
             self.passed[other] = 0
         for other in self.passed:
             self.passed[other] += times
         self.passed[name] = 0
+        ranks = list(self.passed)
+        if any(ranks.index(other) < ranks.index(name) for other in behind):
+            return 0
+        return self.patience - max((self.passed[other] for other in behind), default=0)
 
 
 class LaneOrder:
@@ -49,9 +59,12 @@ class LaneOrder:
         self._polled: list[str] = []
         self._last_admission: dict[str, int] = {}
         self._admissions = 0
+        self._polls = False  # whether nothing was admitted since the last poll
+        self.more = 0  # jobs of the queue that was admitted since, which may follow without another poll
 
     def order(self, queues: Sequence[str]) -> list[str]:
         """The queues to poll now, first the first; only those of lanes with a free slot."""
+        self._polls, self.more = True, 0
         self._polled = [lane for lane in self._lanes.order() if self._free(lane) > 0]
         places: dict[tuple[str, str], list[str]] = {}
         for queue in queues:
@@ -66,7 +79,10 @@ class LaneOrder:
         ]
 
     def room(self, queue: str, n_jobs: int) -> int:
-        """How many of a message's jobs may be admitted at once (1 at least) so that no lane starves."""
+        """How many of a message's jobs may be admitted at once so that no lane starves: 1 at least for the
+        first message of a poll."""
+        if not self._polls:
+            return min(n_jobs, self.more)
         lane, _band, _model = parse_queue(queue)
         waiting = [self._lanes.passed[other] for other in self._polled[self._rank(lane) + 1 :]]
         return min(n_jobs, max(self._lanes.patience - max(waiting), 1)) if waiting else n_jobs
@@ -74,9 +90,14 @@ class LaneOrder:
     def admitted(self, queue: str, n_jobs: int) -> None:
         """Count `n_jobs` admissions from one message, before the next poll goes out."""
         lane, band, _model = parse_queue(queue)
-        bands = self._bands[lane].order()
-        self._lanes.served(lane, n_jobs, empty=self._polled[: self._rank(lane)])
-        self._bands[lane].served(band, n_jobs, empty=bands[: bands.index(band)])
+        bands, self._polls = self._bands[lane], False
+        self.more = max(
+            min(
+                self._lanes.served(lane, n_jobs, self._polled),
+                bands.served(band, n_jobs, bands.order()),
+            ),
+            0,
+        )
         self._admissions += 1
         self._last_admission[queue] = self._admissions
 
@@ -87,10 +108,11 @@ class LaneOrder:
 class LaneCycle:
     """kombu's queue order strategy: asks anew at each poll, so that free slots and turns are respected."""
 
-    def __init__(self, order: Callable[[Sequence[str]], list[str]]) -> None:
-        """Ask `order` which of a channel's queues to poll."""
-        self._order = order
+    def __init__(self, order: Callable[[Sequence[str]], list[str]], more: Callable[[str], int]) -> None:
+        """Ask `order` which of a channel's queues to poll, and `more` how much to take beyond a message."""
+        self._order, self._more = order, more
         self._queues: list[str] = []
+        self._last = ""
         self.polled: list[str] = []
 
     @property
@@ -109,4 +131,9 @@ class LaneCycle:
 
     def rotate(self, last_used: Any) -> Any:
         """Nothing turns here: turns are counted in admissions, not in polls."""
+        self._last = last_used
         return last_used
+
+    def more(self) -> tuple[str, int]:
+        """The queue whose message came last, and how many more of its messages to take without a poll."""
+        return self._last, self._more(self._last)

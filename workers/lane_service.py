@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -37,7 +38,7 @@ log = structlog.get_logger()
 
 
 class LaneService:
-    """The pool's service for lanes. `offer` and `order` belong to Celery's thread, the rest to the loop."""
+    """The pool's service for lanes. `order`, `offer` and `more` belong to Celery's thread, else the loop."""
 
     def __init__(self, settings: Settings, lanes: Sequence[str], engine: Engine, name: str) -> None:
         """Drain `lanes`, given in rank order, with one engine; `name` tells this worker from all others."""
@@ -52,6 +53,10 @@ class LaneService:
         self._gates = {
             lane: Gate(policy, self._slots.limit(lane), load) for lane, policy in self._policies.items()
         }
+        # Messages on their way to the loop, and whether it knows.
+        self._offered: deque[tuple[str, Sequence[str], Sequence[str], Callable[[], None]]] = deque()
+        self._told = False
+        self._message_size = 1
         self._attempts: dict[tuple[uuid.UUID, int], Attempt] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._loops: set[asyncio.Task[None]] = set()
@@ -72,7 +77,18 @@ class LaneService:
             taken = self._slots.take(lane, self._order.room(queue, len(job_ids)))
         if taken:
             self._order.admitted(queue, taken)
-        self._loop.call_soon_threadsafe(self._accept, queue, job_ids[:taken], job_ids[taken:], done)
+        self._message_size = max(len(job_ids), 1)
+        self._offered.append((queue, job_ids[:taken], job_ids[taken:], done))
+        if not self._told:
+            self._told = True
+            self._loop.call_soon_threadsafe(self._accept)
+
+    def more(self, queue: str) -> int:
+        """As many messages like the last one as can start now and pass over nobody for too long."""
+        if self._state is WorkerState.DRAINING:
+            return 0
+        lane, _, _ = parse_queue(queue)
+        return min(self._order.more, self._slots.free(lane)) // self._message_size
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -128,10 +144,11 @@ class LaneService:
         self._executor.shutdown(wait=False)
         self._db.dispose()
 
-    def _accept(
-        self, queue: str, taken: Sequence[str], refused: Sequence[str], done: Callable[[], None]
-    ) -> None:
-        self._spawn(self._take(queue, taken, refused, done), self._work)
+    def _accept(self) -> None:
+        # The flag falls before the messages are looked at, so that one that comes in between is told of.
+        self._told = False
+        while self._offered:
+            self._spawn(self._take(*self._offered.popleft()), self._work)
 
     async def _take(
         self, queue: str, taken: Sequence[str], refused: Sequence[str], done: Callable[[], None]

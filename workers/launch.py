@@ -100,7 +100,7 @@ class _OrderStrategy:
         self._service = service
 
     def __call__(self) -> LaneCycle:
-        return LaneCycle(self._service.order)
+        return LaneCycle(self._service.order, self._service.more)
 
     def __json__(self) -> str:  # a worker's statistics show its transport options
         return "lanes"

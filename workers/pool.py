@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Service(Protocol):
-    """What a pool works for. Coroutines run in the pool's loop, `offer` and `order` in Celery's thread."""
+    """What a pool works for. Coroutines run in the pool's loop, what else there is in Celery's thread."""
 
     capacity: int  # jobs at once, and so the messages that may be unacknowledged at once
     wake: Callable[[], None]  # set by the pool before `start`: to call, from any thread, when a lane that had
@@ -47,6 +47,10 @@ class Service(Protocol):
 
     def order(self, queues: Sequence[str]) -> list[str]:
         """The queues to poll now, the first first; none where no slot is free."""
+        ...
+
+    def more(self, queue: str) -> int:
+        """How many messages to take at once behind the one that `offer` just got from `queue`."""
         ...
 
     async def handle(self, task: str, args: list[Any]) -> None:

@@ -52,10 +52,23 @@ class LaneChannel(redis.Channel):
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
-            return super()._brpop_read(**options)
-        except json.JSONDecodeError as error:  # somebody's line that is no message must not end the worker
-            log.error("message.malformed", error=error.msg)
+            super()._brpop_read(**options)
+        except json.JSONDecodeError as error:
+            _tell_malformed(error)
             raise Empty from error
+        self._take_more()
+        return True
+
+    def _take_more(self) -> None:
+        """Take further messages of the same queue: a poll for each of them costs more than its work."""
+        queue, wanted = self._queue_cycle.more()
+        wanted = min(wanted, self.qos.can_consume_max_estimate())
+        if wanted > 0:
+            for message in self._create_client().rpop(queue, wanted) or ():
+                try:
+                    self.connection._deliver(json.loads(message), queue)
+                except json.JSONDecodeError as error:
+                    _tell_malformed(error)
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
         # Protocol 3 greets with the connection's id, which `end_poll` needs. Celery reconnects by itself,
@@ -70,6 +83,11 @@ class LaneChannel(redis.Channel):
         if self._own_client is None or self._own_client.connection_pool is not self.pool:
             self._own_client = super()._create_client()
         return self._own_client
+
+
+def _tell_malformed(error: json.JSONDecodeError) -> None:
+    """Somebody's line that is no message must not end the worker."""
+    log.error("message.malformed", error=error.msg)
 
 
 class LaneTransport(redis.Transport):

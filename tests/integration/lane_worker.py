@@ -37,6 +37,7 @@ class SleepingJobs:
         self._announcer = Announcer(configured)
         self._jobs: dict[asyncio.Task[None], tuple[str, str]] = {}
         self._draining = False
+        self._message_size = 1
         self._lock = threading.Lock()
 
     def _free(self, lane: str) -> int:
@@ -74,6 +75,7 @@ class SleepingJobs:
             self._lane_order.admitted(queue, taken)
         with self._lock:
             self._running[lane] += taken
+        self._message_size = max(len(job_ids), 1)
         self._loop.call_soon_threadsafe(self._begin, queue, job_ids[:taken], done)
         if job_ids[taken:]:
             self._announcer.announce(queue, job_ids[taken:])
@@ -106,6 +108,9 @@ class SleepingJobs:
             with self._lock:
                 self._running[lane] -= 1
             self.wake()
+
+    def more(self, queue: str) -> int:
+        return min(self._lane_order.more, self._free(queue.split(".")[0])) // self._message_size
 
     async def handle(self, task: str, args: list[Any]) -> None:
         tell("handled", task=task, args=args)

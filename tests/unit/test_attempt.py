@@ -63,7 +63,7 @@ class Sink:
     def __init__(self) -> None:
         self.pieces: list[str] = []
 
-    def text(self, piece: str) -> None:
+    def text(self, piece: str, *, last: bool = False) -> None:
         self.pieces.append(piece)
 
 

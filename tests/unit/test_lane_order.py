@@ -43,6 +43,27 @@ def test_a_lane_polled_in_vain_waits_anew() -> None:
     assert order.order(QUEUES)[:3] == RANKED[:3]
 
 
+def test_more_of_a_queue_follows_until_one_behind_it_is_overdue() -> None:
+    order = LaneOrder(["hot", "warm"], lambda _lane: 99)
+    order.order(QUEUES)
+    order.admitted("hot.urgent", 1)
+    assert order.more == 8  # the bands behind it wait nine turns at most
+    order.admitted("hot.urgent", 8)
+    assert order.more == 0
+    order.order(QUEUES)
+    order.admitted("hot.normal", 1)  # out of its rank: once, and urgent is asked again
+    assert order.more == 0
+
+
+def test_a_lane_that_came_out_of_its_rank_gets_no_more() -> None:
+    order = LaneOrder(LANES, lambda _lane: 99)
+    order.order(QUEUES)
+    order.admitted("hot.urgent", 9)
+    assert order.order(QUEUES)[0] == "warm.urgent"
+    order.admitted("warm.urgent", 1)
+    assert order.more == 0
+
+
 def test_further_models_take_turns_within_their_band() -> None:
     order = LaneOrder(["hot"], lambda _lane: 1)
     queues = ["hot.urgent", "hot.urgent.second", "hot.low.second"]
@@ -57,9 +78,10 @@ def test_further_models_take_turns_within_their_band() -> None:
 def test_the_cycle_asks_at_each_poll() -> None:
     answers = [["hot.low", "hot.urgent"], ["hot.urgent"], []]
     remaining = iter(answers)
-    cycle = LaneCycle(lambda _queues: next(remaining))
+    cycle = LaneCycle(lambda _queues: next(remaining), {"hot.low": 3}.__getitem__)
     cycle.update(["hot.urgent", "hot.low"])
     polls = [(cycle.consume(2), cycle.partial, cycle.rotate("hot.low")) for _ in answers]
+    assert cycle.more() == ("hot.low", 3)
     assert polls == [(answers[0], False, "hot.low"), (answers[1], True, "hot.low"), ([], True, "hot.low")]
 
 
@@ -67,6 +89,17 @@ STEP = st.tuples(
     st.dictionaries(st.sampled_from(RANKED), st.integers(1, 30), max_size=3),  # arrivals: jobs in a message
     st.sets(st.sampled_from(LANES)),  # lanes without a free slot
 )
+
+
+def count_admissions(
+    passed: Counter[str], served: str, taken: int, waiting: set[str], full: set[str]
+) -> None:
+    for lane in LANES:
+        if lane == served or lane not in waiting:
+            passed[lane] = 0
+        elif lane not in full:
+            passed[lane] += taken
+            assert passed[lane] <= MAX_WAIT
 
 
 @given(st.lists(STEP, min_size=1, max_size=120), st.booleans())
@@ -88,19 +121,18 @@ def test_no_lane_waits_longer_than_ten_admissions(
         if not found:
             continue
         queue = found[0]
-        message = waiting[queue].pop()
-        taken = order.room(queue, min(message, 8))
-        assert 1 <= taken <= min(message, 8)
-        if message > taken:
-            waiting[queue].append(message - taken)
-        order.admitted(queue, taken)
-        served = queue.split(".")[0]
-        for lane in LANES:
-            if lane == served or not any(waiting[f"{lane}.{band}"] for band in BANDS):
-                passed[lane] = 0
-            elif lane not in full:
-                passed[lane] += taken
-                assert passed[lane] <= MAX_WAIT
+        messages = [waiting[queue].pop()]
+        for position, message in enumerate(messages):
+            taken = order.room(queue, min(message, 8))
+            assert int(position == 0) <= taken <= min(message, 8)
+            if message > taken:
+                waiting[queue].append(message - taken)
+            if taken:
+                order.admitted(queue, taken)
+            waiting_lanes = {name.split(".")[0] for name, left in waiting.items() if left}
+            count_admissions(passed, queue.split(".")[0], taken, waiting_lanes, full)
+            if position == 0:  # what follows without a poll is fetched at once, whatever its size is
+                messages += [waiting[queue].pop() for _ in range(min(order.more, len(waiting[queue])))]
 
 
 @given(st.lists(st.sampled_from(BANDS), min_size=1, max_size=60))
