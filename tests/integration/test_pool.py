@@ -149,11 +149,12 @@ def test_a_hundred_jobs_at_fifty(start: Starter, announcer: Announcer) -> None:
     assert ended[-1]["t"] - worker.all("admitted")[0]["t"] < 4.0
 
 
-def test_lanes_before_bands_and_nobody_starves(start: Starter, announcer: Announcer) -> None:
+@pytest.mark.parametrize("places", [1, 20])
+def test_lanes_before_bands_and_nobody_starves(start: Starter, announcer: Announcer, places: int) -> None:
     queues = ["cold.urgent", "warm.urgent", "hot.low", "hot.urgent"]
     for queue in queues:
         announcer.announce_many([(queue, [f"{queue}-{i}"]) for i in range(40)])
-    worker = start(limits={"hot": 1, "warm": 1, "cold": 1}, total=1)
+    worker = start(limits=dict.fromkeys(("hot", "warm", "cold"), places), total=places)
     order = [line["queue"] for line in worker.wait_for("admitted", 160)]
     assert order[:9] == ["hot.urgent"] * 9
     assert Counter(queue.split(".")[0] for queue in order[:40])["hot"] >= 32
@@ -164,6 +165,19 @@ def test_lanes_before_bands_and_nobody_starves(start: Starter, announcer: Announ
         for lane in remaining:
             passed[lane] = passed[lane] + 1 if lane != served and remaining[lane] else 0
             assert passed[lane] <= 10
+
+
+def test_a_poll_brings_what_can_start_and_no_more(
+    start: Starter, announcer: Announcer, settings: Settings
+) -> None:
+    announcer.announce_many([("hot.urgent", [job_id]) for job_id in ids(20)])
+    worker = start(limits={"hot": 6}, job_s=60.0)
+    worker.wait_for("admitted", 6)
+    assert waiting(announcer, "hot.urgent") == 14
+    client = redis.Redis.from_url(settings.redis_url)
+    polls = client.info("commandstats")["cmdstat_brpop"]["calls"]
+    client.close()
+    assert polls == 1
 
 
 @pytest.mark.parametrize("limits", [{"hot": 1}, {"hot": 1, "warm": 1}])
