@@ -227,7 +227,7 @@ class LaneService:
 
     def _free(self, lane: str) -> None:
         if self._slots.give(lane):
-            self.wake()
+            self._loop.call_soon(self.wake)  # after this round, so that one poll sees all that it frees
 
     async def _announce(self, queue: str, job_ids: Sequence[str]) -> None:
         """Put jobs back on their queue; where Redis is away, the feeder does it when it is back."""

@@ -139,6 +139,8 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
         state.maybe_shutdown()
         self._thread = LoopThread(self._died)
         self._starting = self._thread.submit(self._work.start())
+        if state.should_stop is not None:  # a signal came when there was nothing to cancel yet
+            self._starting.cancel()
         try:
             self._starting.result()
         except CancelledError:
