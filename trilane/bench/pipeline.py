@@ -77,33 +77,30 @@ def _ours(rig: Rig, n: int) -> Ours:
     def submit(i: int) -> str:
         return client.enqueue(Kind.CHAT, _prompt(i), max_tokens=MAX_TOKENS)
 
-    def submit_many(start: int, end: int) -> None:
-        jobs = range(start, end)
-        client.submit_many([{"kind": "chat", "prompt": _prompt(i), "max_tokens": MAX_TOKENS} for i in jobs])
-
-    submit_many(0, 1)  # connections, tenant and tokenizer
+    requests = [{"kind": "chat", "prompt": _prompt(i), "max_tokens": MAX_TOKENS} for i in range(n)]
+    client.submit_many(requests[:1])  # connections, tenant and tokenizer
     _empty(rig, "jobs")
     single_per_s = measures.rate(singles, lambda: [submit(i) for i in range(singles)])
     rig.say(f"trilane: {single_per_s:,.0f}/s submitted one by one")
-    submit_many(singles, n)
+    client.submit_many(requests[singles:])
     _announce_one_by_one(rig, n)
-    lost = duplicates = 0
     with rig.worker(LANE, "sim", TRILANE_ENGINE__OPTIONS=_ENGINE) as worker:
         drain = measures.drained(rig, "results", n, worker)
         rig.say(f"trilane: {drain.per_s:,.0f}/s drained, one id a message")
-        lost, duplicates = _check(rig, n)
+        checks = [_check(rig, n)]
         _empty(rig, "jobs")
-        bulk_per_s = measures.rate(n, lambda: submit_many(0, n))
+        bulk_per_s = measures.rate(n, lambda: client.submit_many(requests))
         rig.say(f"trilane: {bulk_per_s:,.0f}/s submitted in bulk")
         with rig.process("control", "trilane", "control"):
             drain_bulk = measures.drained(rig, "results", n, worker)
             rig.say(f"trilane: {drain_bulk.per_s:,.0f}/s drained in bulk")
-            lost, duplicates = _check(rig, n, lost, duplicates)
+            checks.append(_check(rig, n))
             _empty(rig, "jobs")
             overhead = measures.added_latency_ms(rig, "results", lambda: submit(n))
             rig.say(f"trilane: {overhead['p50']:.1f} ms added (P50), {overhead['p99']:.1f} ms (P99)")
-            lost, duplicates = _check(rig, measures.OVERHEAD_JOBS, lost, duplicates)
+            checks.append(_check(rig, measures.OVERHEAD_JOBS))
     client.close()
+    lost, duplicates = map(sum, zip(*checks, strict=True))
     fewest = min(drain.rows, drain_bulk.rows)
     return Ours(single_per_s, bulk_per_s, drain, drain_bulk, overhead, fewest, lost, duplicates)
 
@@ -120,11 +117,11 @@ def _announce_one_by_one(rig: Rig, n: int) -> None:
     announcer.close()
 
 
-def _check(rig: Rig, n: int, lost: int = 0, duplicates: int = 0) -> tuple[int, int]:
-    """Add the jobs without a result, and the attempts beyond each job's first."""
+def _check(rig: Rig, n: int) -> tuple[int, int]:
+    """How many of `n` jobs have no result, and how many attempts there were beyond each job's first."""
     answered = rig.sql("SELECT count(*) FROM results JOIN jobs ON id = job_id WHERE status = 'succeeded'")
     repeated = rig.sql("SELECT coalesce(sum(attempt) - count(*), 0)::int FROM jobs WHERE attempt > 0")
-    return lost + n - answered, duplicates + repeated
+    return n - answered, repeated
 
 
 def _plain(rig: Rig, n: int) -> Plain:
