@@ -24,7 +24,7 @@ bench: env
 	@$(BIN)/trilane bench engine
 
 test: lint
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: env
 	@$(BIN)/ruff format --check --quiet . || { echo "Run $(BIN)/ruff format . to put this right."; exit 1; }
