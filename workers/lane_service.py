@@ -17,22 +17,22 @@ from jobs.domain.jobs import Claim, Move, Status
 from jobs.domain.lanes import LanePolicy, parse_queue
 from jobs.domain.outcomes import CloseReason
 from jobs.settings import Settings
-from jobs.store import claims, reads, sweeps, workers
+from jobs.store import claims, reads, sweeps
 from jobs.store.engine import is_away, open_engine
-from jobs.store.workers import Worker, WorkerState
+from jobs.store.workers import WorkerState
 from workers.attempt import Attempt, Identity
 from workers.engines.seam import Engine
 from workers.gate import EngineLoad, Gate
 from workers.grouping import Grouped
 from workers.lane_order import LaneOrder
 from workers.live import LiveStream, Publisher, listen_for_cancels
+from workers.presence import Presence
 from workers.record import Recorder
 from workers.slots import Slots
 
 DB_THREADS = 4  # claims, records, renewals and reports, each at most one at a time
 CLAIM_LIMIT = 128
 _AWAY_PAUSE_S = 0.5
-_REPORT_EVERY_S = workers.ALIVE_S / 4
 
 log = structlog.get_logger()
 
@@ -60,20 +60,18 @@ class LaneService:
         self._attempts: dict[tuple[uuid.UUID, int], Attempt] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._loops: set[asyncio.Task[None]] = set()
-        self._state = WorkerState.STARTING
-        self._reported = asyncio.Event()
 
     # --- Celery's thread ---------------------------------------------------------------------------
 
     def order(self, queues: Sequence[str]) -> list[str]:
         """The queues to poll now: those of lanes with a free place, none while draining."""
-        return [] if self._state is WorkerState.DRAINING else self._order.order(queues)
+        return [] if self._presence.state is WorkerState.DRAINING else self._order.order(queues)
 
     def offer(self, queue: str, job_ids: Sequence[str], done: Callable[[], None]) -> None:
         """Take the places for what can start; the rest is announced again for whoever can start it."""
         lane, _, _ = parse_queue(queue)
         taken = 0
-        if self._state is not WorkerState.DRAINING:
+        if self._presence.state is not WorkerState.DRAINING:
             taken = self._slots.take(lane, self._order.room(queue, len(job_ids)))
         if taken:
             self._order.admitted(queue, taken)
@@ -85,7 +83,7 @@ class LaneService:
 
     def more(self, queue: str) -> int:
         """As many messages like the last one as can start now and pass over nobody for too long."""
-        if self._state is WorkerState.DRAINING:
+        if self._presence.state is WorkerState.DRAINING:
             return 0
         lane, _, _ = parse_queue(queue)
         return min(self._order.more, self._slots.free(lane)) // self._message_size
@@ -101,8 +99,10 @@ class LaneService:
         self._publisher = Publisher(self._settings.redis_url)
         self._recorder = Recorder(self._db, self._executor)
         self._claims: Grouped[uuid.UUID, Claim | None] = Grouped(self._claim, CLAIM_LIMIT)
-        self._spawn(self._report(), self._loops)
-        self._tell(WorkerState.WARMING)
+        lanes = list(self._policies)
+        self._presence = Presence(self._db, self._executor, self._name, lanes, self._engine)
+        self._spawn(self._presence.run(), self._loops)
+        self._presence.tell(WorkerState.WARMING)
         await self._engine.start()
         self._identity = Identity(self._name, self._engine.name, self._engine.precision, self._engine.device)
         for work in (
@@ -111,8 +111,8 @@ class LaneService:
             listen_for_cancels(self._settings.redis_url, self._cancel),
         ):
             self._spawn(work, self._loops)
-        self._tell(WorkerState.READY)
-        log.info("worker.ready", worker=self._name, lanes=list(self._policies), engine=self._engine.name)
+        self._presence.tell(WorkerState.READY)
+        log.info("worker.ready", worker=self._name, lanes=lanes, engine=self._engine.name)
 
     async def handle(self, task: str, args: list[Any]) -> None:
         """Lane workers carry out jobs only."""
@@ -120,7 +120,7 @@ class LaneService:
 
     async def drain(self, grace_s: float) -> None:
         """Take nothing more; what does not end within the grace goes back to its queue, uncharged."""
-        self._tell(WorkerState.DRAINING)
+        self._presence.tell(WorkerState.DRAINING)
         if self._work:
             await asyncio.wait(self._work, timeout=grace_s)
         for attempt in list(self._attempts.values()):
@@ -136,11 +136,7 @@ class LaneService:
         await asyncio.gather(*loops, return_exceptions=True)
         await self._publisher.close()
         await self._engine.stop()
-        try:
-            await self._in_thread(self._leave)
-        except Exception as error:
-            if not is_away(error):
-                raise
+        await self._presence.leave()
         self._executor.shutdown(wait=False)
         self._db.dispose()
 
@@ -173,7 +169,7 @@ class LaneService:
         attempt = Attempt(claim, self._policies[claim.lane], claim_s, live)
         self._attempts[attempt.key] = attempt
         self._spawn(self._run(attempt, queue, live), self._work)
-        if self._state is WorkerState.DRAINING:
+        if self._presence.state is WorkerState.DRAINING:
             self._loop.call_soon(attempt.close, CloseReason.SHUTDOWN)
 
     async def _run(self, attempt: Attempt, queue: str, live: LiveStream) -> None:
@@ -212,7 +208,7 @@ class LaneService:
             try:
                 found = await self._in_thread(self._claim_now, ids)
             except Exception as error:
-                if not is_away(error) or self._state is WorkerState.DRAINING:
+                if not is_away(error) or self._presence.state is WorkerState.DRAINING:
                     raise
                 log.warning("claim.database_away", jobs=len(ids))
                 await asyncio.sleep(_AWAY_PAUSE_S)
@@ -274,43 +270,6 @@ class LaneService:
             lost = [key for key in held if key not in kept]
             cancelled = reads.cancelled(connection, [job_id for job_id, _ in lost]) if lost else frozenset()
         return {key: CloseReason.CANCEL if key[0] in cancelled else CloseReason.LEASE_LOST for key in lost}
-
-    async def _report(self) -> None:
-        """Tell the workers table that this one lives: at each change of state, and in between."""
-        while True:
-            self._reported.clear()
-            try:
-                await self._in_thread(self._report_now)
-            except Exception as error:
-                if not is_away(error):
-                    raise
-            try:
-                async with asyncio.timeout(_REPORT_EVERY_S):
-                    await self._reported.wait()
-            except TimeoutError:
-                continue
-
-    def _report_now(self) -> None:
-        engine = self._engine
-        worker = Worker(
-            self._name,
-            list(self._policies),
-            self._state,
-            model=engine.model,
-            engine=engine.name,
-            precision=engine.precision,
-            gpu=engine.device,
-        )
-        with self._db.begin() as connection:
-            workers.report(connection, worker)
-
-    def _leave(self) -> None:
-        with self._db.begin() as connection:
-            workers.leave(connection, self._name)
-
-    def _tell(self, state: WorkerState) -> None:
-        self._state = state
-        self._reported.set()
 
     async def _in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
         return await self._loop.run_in_executor(self._executor, call, *args)

@@ -1,0 +1,72 @@
+"""A worker's row among the workers: its state, told at each change and often enough to count as alive."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+from sqlalchemy import Engine as Database
+
+from jobs.store import workers
+from jobs.store.engine import is_away
+from jobs.store.workers import Worker, WorkerState
+from workers.engines.seam import Engine
+
+_REPORT_EVERY_S = workers.ALIVE_S / 4
+
+
+class Presence:
+    """Tells of one worker; a database that is away is told later."""
+
+    def __init__(
+        self, database: Database, executor: Executor, name: str, lanes: Sequence[str], engine: Engine
+    ) -> None:
+        """Begin in the state `starting`; nothing is told before `run`."""
+        self.state = WorkerState.STARTING
+        self._database, self._executor = database, executor
+        self._name, self._lanes, self._engine = name, list(lanes), engine
+        self._changed = asyncio.Event()
+
+    def tell(self, state: WorkerState) -> None:
+        """Take this state, and have it told."""
+        self.state = state
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Tell for ever."""
+        while True:
+            self._changed.clear()
+            await self._in_thread(self._report)
+            try:
+                async with asyncio.timeout(_REPORT_EVERY_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def leave(self) -> None:
+        """Tell that the worker is gone."""
+        await self._in_thread(self._leave)
+
+    async def _in_thread(self, call: Callable[[], None]) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, call)
+        except Exception as error:
+            if not is_away(error):
+                raise
+
+    def _report(self) -> None:
+        engine = self._engine
+        worker = Worker(
+            self._name,
+            self._lanes,
+            self.state,
+            model=engine.model,
+            engine=engine.name,
+            precision=engine.precision,
+            gpu=engine.device,
+        )
+        with self._database.begin() as connection:
+            workers.report(connection, worker)
+
+    def _leave(self) -> None:
+        with self._database.begin() as connection:
+            workers.leave(connection, self._name)
