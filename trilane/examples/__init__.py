@@ -1,0 +1,1 @@
+"""The example work: chat turns, tickets and reports, one job a line."""
