@@ -1,10 +1,10 @@
 """Turns a request into a job that can be stored: checked, its tokens counted, routed to a lane."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -22,6 +22,7 @@ from producer.request import DEFAULT_MAX_TOKENS, Request, WebhookTarget, parse, 
 from producer.tokens import TokenCounter
 
 MAX_KEY_CHARS = 255
+T = TypeVar("T")
 
 _MANY: TypeAdapter[list[Request]] = TypeAdapter(list[Request])
 
@@ -62,7 +63,8 @@ class Preparer:
             raise _refusal(error) from None
         if checked.webhook:
             self._check_target(checked.webhook.url)
-        return self._job(tenant, checked, clock.now(), idempotency)
+        messages = _messages(checked, self._settings.api.max_messages)
+        return self._job(tenant, checked, clock.now(), messages, self._counter.count(messages), idempotency)
 
     def many(self, tenant: Tenant, requests: Sequence[Request | Mapping[str, Any]]) -> list[NewJob]:
         """The jobs of many requests. Raises `Refusal`; its field begins with the request's position."""
@@ -70,23 +72,31 @@ class Preparer:
             checked = _MANY.validate_python(list(requests))
         except ValidationError as error:
             raise _refusal(error) from None
-        now, targets_seen, jobs = clock.now(), set[str](), []
-        for position, request in enumerate(checked):
-            try:
-                if request.webhook and request.webhook.url not in targets_seen:
-                    self._check_target(request.webhook.url)
-                    targets_seen.add(request.webhook.url)
-                jobs.append(self._job(tenant, request, now))
-            except Refusal as refusal:
-                refusal.field = f"[{position}].{refusal.field}"
-                raise
-        return jobs
+        now, targets_seen = clock.now(), set[str]()
+
+        def messages(request: Request) -> tuple[Message, ...]:
+            return _messages(request, self._settings.api.max_messages)
+
+        prompts = _each(messages, checked)
+        counts = iter(zip(prompts, self._counter.count_many(prompts), strict=True))
+
+        def job(request: Request) -> NewJob:
+            if request.webhook and request.webhook.url not in targets_seen:
+                self._check_target(request.webhook.url)
+                targets_seen.add(request.webhook.url)
+            return self._job(tenant, request, now, *next(counts))
+
+        return _each(job, checked)
 
     def _job(
-        self, tenant: Tenant, request: Request, now: datetime, idempotency: Idempotency | None = None
+        self,
+        tenant: Tenant,
+        request: Request,
+        now: datetime,
+        messages: tuple[Message, ...],
+        prompt_tokens: int,
+        idempotency: Idempotency | None = None,
     ) -> NewJob:
-        messages = _messages(request, self._settings.api.max_messages)
-        prompt_tokens = self._counter.count(messages)
         max_tokens = _max_tokens(request)
         lane = self._route(request, prompt_tokens, max_tokens)
         deadline = now + timedelta(seconds=request.deadline_s or self._lanes[lane].deadline_s)
@@ -174,6 +184,18 @@ class Preparer:
             )
         sealed = self._vault.encrypt(webhook.secret) if webhook.secret else None
         return Webhook(webhook.url, tuple(dict.fromkeys(event.value for event in webhook.events)), sealed)
+
+
+def _each(call: Callable[[Request], T], requests: Sequence[Request]) -> list[T]:
+    """`call` of each request; a refusal's field begins with the request's position."""
+    results = []
+    for position, request in enumerate(requests):
+        try:
+            results.append(call(request))
+        except Refusal as refusal:
+            refusal.field = f"[{position}].{refusal.field}"
+            raise
+    return results
 
 
 def _messages(request: Request, limit: int) -> tuple[Message, ...]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,11 @@ class TokenCounter:
 
     def count(self, messages: Sequence[Message]) -> int:
         """Tokens of the prompt that `messages` make."""
-        return self._chat.count(messages) if self._chat else tokens.estimate(messages)
+        return self.count_many([messages])[0]
+
+    def count_many(self, prompts: Sequence[Sequence[Message]]) -> list[int]:
+        """`count` of each prompt; for many it uses all cores."""
+        return self._chat.count(prompts) if self._chat else [tokens.estimate(prompt) for prompt in prompts]
 
     @cached_property
     def _chat(self) -> "_Chat | None":
@@ -82,22 +87,27 @@ class _Chat:
         types = metadata["tokenizer.ggml.token_type"]
         special = [token for token, kind in zip(vocabulary, types, strict=True) if kind in _SPECIAL]
         self._tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
-        self._default_turn = self._turn(Role.SYSTEM, template[1])
-        self._opening = self._length("<|im_start|>assistant\n")
+        self._default_turn, self._opening = self._lengths(
+            [_turn(Role.SYSTEM, template[1]), "<|im_start|>assistant\n"]
+        )
 
-    def count(self, messages: Sequence[Message]) -> int:
+    def count(self, prompts: Sequence[Sequence[Message]]) -> list[int]:
         # Turn by turn, which is exact since every turn begins with a special token: so the default system
         # message, longer than many a prompt, is counted once and for all.
-        count = self._opening + sum(self._turn(message.role, message.content) for message in messages)
-        if messages and messages[0].role is not Role.SYSTEM:
-            count += self._default_turn
-        return count
+        lengths = iter(self._lengths([_turn(m.role, m.content) for prompt in prompts for m in prompt]))
+        return [self._frame(prompt) + sum(islice(lengths, len(prompt))) for prompt in prompts]
 
-    def _turn(self, role: str, content: str) -> int:
-        # A lone surrogate is refused elsewhere; here it must only not break the count.
-        storable = content.encode(errors="replace").decode()
-        return self._length(f"<|im_start|>{role}\n{storable}<|im_end|>\n")
+    def _frame(self, prompt: Sequence[Message]) -> int:
+        """What the template adds around the prompt's own turns."""
+        given = not prompt or prompt[0].role is Role.SYSTEM
+        return self._opening + (0 if given else self._default_turn)
 
-    def _length(self, text: str) -> int:
-        ids = self._tokenizer.encode(text).ids
-        return len(ids) - ids.count(self._dropped)
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        encodings = self._tokenizer.encode_batch_fast(texts)
+        return [len(encoding.ids) - encoding.ids.count(self._dropped) for encoding in encodings]
+
+
+def _turn(role: str, content: str) -> str:
+    # A lone surrogate is refused elsewhere; here it must only not break the count.
+    storable = content.encode(errors="replace").decode()
+    return f"<|im_start|>{role}\n{storable}<|im_end|>\n"
