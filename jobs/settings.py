@@ -3,10 +3,11 @@
 import dataclasses
 import os
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -15,6 +16,8 @@ from pydantic_settings import (
 )
 
 from jobs.domain.lanes import LANES, LanePolicy
+
+_LANE: TypeAdapter[LanePolicy] = TypeAdapter(LanePolicy)
 
 
 class SettingsError(ValueError):
@@ -139,16 +142,31 @@ def require_servers(settings: Settings) -> None:
 
 
 def _overridden(policy: LanePolicy, changes: Mapping[str, Any]) -> LanePolicy:
-    fields = {field.name: field for field in dataclasses.fields(LanePolicy)}
+    """The policy with the changes laid over it, groups field by field. Raises `SettingsError`."""
+    where = f"setting lane.{policy.name}"
+    given = _merged(LanePolicy, dataclasses.asdict(policy), changes, where)
+    if "limit" in changes and not {"limit_min", "limit_max"} & set(changes):
+        given |= {"limit_min": None, "limit_max": None}  # who gives a limit alone fixes it
+    try:
+        return _LANE.validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join((where, *(str(part) for part in first["loc"])))
+        raise SettingsError(f"{path}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _merged(
+    kind: type, defaults: Mapping[str, Any] | None, changes: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    values = dict(defaults or {})
     for name, value in changes.items():
-        where = f"setting lane.{policy.name}.{name}"
-        if name not in fields or name in ("name", "kinds"):
-            raise SettingsError(f"{where}: no such lane setting; known are {', '.join(sorted(fields))}")
-        optional = name in ("objective_ms", "routed_tokens")
-        if isinstance(value, bool) != (name == "work_conserving") or not isinstance(value, int) or value < 0:
-            raise SettingsError(
-                f"{where}: {value!r} is not a {'bool' if name == 'work_conserving' else 'whole number'}"
-            )
-        if not optional and name not in ("window_ms", "niceness", "work_conserving") and value < 1:
-            raise SettingsError(f"{where}: must be 1 or more")
-    return dataclasses.replace(policy, **changes)
+        if name not in hints or name in ("name", "kinds"):
+            known = ", ".join(sorted(hints.keys() - {"name", "kinds"}))
+            raise SettingsError(f"{where}.{name}: no such lane setting; known are {known}")
+        kinds = (hints[name], *get_args(hints[name]))
+        group = next((part for part in kinds if isinstance(part, type) and is_dataclass(part)), None)
+        if group is not None and isinstance(value, Mapping):
+            value = _merged(group, values.get(name), value, f"{where}.{name}")
+        values[name] = value
+    return values

@@ -2,8 +2,18 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from jobs.domain.policies import (
+    EnginePolicy,
+    GuardPolicy,
+    Precision,
+    Scheduling,
+    ShadowPolicy,
+    WarmUpPolicy,
+    WindowPolicy,
+)
 
 
 class Kind(StrEnum):
@@ -23,23 +33,94 @@ class LanePolicy:
     objective_ms: int | None  # P99 end to end; None: the deadline is all that counts
     routed_tokens: int | None  # prompts up to this length are this lane's own; None: no upper bound
     max_model_len: int
-    limit: int  # jobs admitted at once, and so the sequences that the engine holds
-    window_ms: int  # how long a busy engine's gate gathers before it admits
+    limit: int  # jobs admitted at once; where the lane adapts, at first
+    window_ms: int  # how long a busy engine's gate gathers before it admits; where it adapts, at least
+    limit_min: int | None = None  # None: the limit does not move down
+    limit_max: int | None = None  # None: the limit does not move up
+    window_max_ms: int | None = None  # None: the window does not move
     work_conserving: bool = False  # never hold a job back while a slot is free
     deadline_s: int = 86_400
     time_limit_s: int = 600  # one attempt's own bound
     niceness: int = 0  # on a CPU, the lane's compute priority
+    engine: EnginePolicy = field(default_factory=EnginePolicy)
+    guards: GuardPolicy = field(default_factory=GuardPolicy)
+    windows: WindowPolicy | None = None  # None: what is too long for the lane is refused
+    warm_up: WarmUpPolicy = field(default_factory=WarmUpPolicy)
+    shadow: ShadowPolicy = field(default_factory=ShadowPolicy)
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` naming the field that is out of range."""
+        for name in ("max_model_len", "limit", "deadline_s", "time_limit_s"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be 1 or more")
+        for name in ("objective_ms", "routed_tokens", "window_ms", "niceness"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name}: must be 0 or more")
+        if not 1 <= self.least_limit <= self.limit <= self.most_limit:
+            raise ValueError(
+                f"limit: {self.limit} does not lie between limit_min {self.limit_min}"
+                f" and limit_max {self.limit_max}"
+            )
+        if self.window_max_ms is not None and self.window_max_ms < self.window_ms:
+            raise ValueError(f"window_max_ms: {self.window_max_ms} is less than window_ms {self.window_ms}")
+
+    @property
+    def least_limit(self) -> int:
+        """The fewest jobs that the lane admits at once."""
+        return self.limit if self.limit_min is None else self.limit_min
+
+    @property
+    def most_limit(self) -> int:
+        """The most jobs that the lane ever admits at once."""
+        return self.limit if self.limit_max is None else self.limit_max
 
 
 LANES: Mapping[str, LanePolicy] = {
     policy.name: policy
     for policy in (
         LanePolicy(
-            "hot", frozenset({Kind.CHAT}), 300, 512, 4_096, 8, 50, work_conserving=True, time_limit_s=120
+            "hot",
+            frozenset({Kind.CHAT}),
+            objective_ms=300,
+            routed_tokens=512,
+            max_model_len=4_096,
+            limit=8,
+            window_ms=50,
+            work_conserving=True,
+            time_limit_s=120,
+            engine=EnginePolicy(8, batched_tokens=4_096),
+            guards=GuardPolicy(repetition=False),
         ),
-        LanePolicy("warm", frozenset({Kind.TICKET}), 800, 2_048, 8_192, 8, 50, time_limit_s=300, niceness=5),
         LanePolicy(
-            "cold", frozenset({Kind.REPORT}), None, None, 32_768, 2, 500, time_limit_s=3_600, niceness=19
+            "warm",
+            frozenset({Kind.TICKET}),
+            objective_ms=800,
+            routed_tokens=2_048,
+            max_model_len=8_192,
+            limit=8,
+            window_ms=50,
+            limit_min=4,
+            limit_max=16,
+            window_max_ms=200,
+            time_limit_s=300,
+            niceness=5,
+            engine=EnginePolicy(16, precision=Precision.FP8, scheduling=Scheduling.PRIORITY),
+            warm_up=WarmUpPolicy(batches=(1, 4, 8, 16)),
+        ),
+        LanePolicy(
+            "cold",
+            frozenset({Kind.REPORT}),
+            objective_ms=None,
+            routed_tokens=None,
+            max_model_len=32_768,
+            limit=2,
+            window_ms=500,
+            time_limit_s=3_600,
+            niceness=19,
+            engine=EnginePolicy(
+                8, precision=Precision.INT8, memory_share=0.5, scheduling=Scheduling.PRIORITY
+            ),
+            windows=WindowPolicy(),
         ),
     )
 }

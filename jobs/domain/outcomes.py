@@ -9,6 +9,8 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    CONTENT_FILTER = "content_filter"  # a banned phrase came next
+    REPETITION = "repetition"  # ours: the text went in circles
 
 
 class CloseReason(StrEnum):
@@ -37,15 +39,40 @@ class EngineTimings:
     engine_queue_ms: float | None = None
     prefill_ms: float | None = None
     decode_ms: float | None = None
+    preemptions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token of an answer, its log-probability (natural), and the likeliest tokens in its place."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of several answers to a request, or the one answer with its log-probabilities."""
+
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The engine ended the text by itself."""
+    """The engine ended the text by itself.
+
+    `choices` holds every answer, the streamed one first, where several or log-probabilities were asked for;
+    else it is empty. `windows` is the number of pieces that a long document was answered in, else 0.
+    """
 
     finish_reason: FinishReason
     usage: Usage
     timings: EngineTimings = field(default_factory=EngineTimings)
+    choices: tuple[Choice, ...] = ()
+    windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What a job asks of a model: messages and sampling, as they are stored and as engines take them."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,7 +25,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters by their OpenAI names; None leaves the engine's own default."""
+    """Sampling parameters by their OpenAI or vLLM names; None leaves the engine's own default.
+
+    `logit_bias` maps token ids to -100 to 100. `response_format` is OpenAI's object:
+    `{"type": "json_object"}` or `{"type": "json_schema", "json_schema": {"name": ..., "schema": ...}}`.
+    `windows` False refuses a document that is longer than its lane, where it would else be cut into windows.
+    """
 
     max_tokens: int = 256
     temperature: float | None = None
@@ -33,6 +39,15 @@ class Sampling:
     stop: tuple[str, ...] = ()
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int = 1
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: Mapping[str, float] | None = None
+    bad_words: tuple[str, ...] = ()
+    response_format: Mapping[str, Any] | None = None
+    windows: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +62,12 @@ class GenerationRequest:
 
 def to_json(messages: tuple[Message, ...], sampling: Sampling) -> dict[str, Any]:
     """The stored form of a request: plain JSON, parameters that were not given left out."""
-    fields = Sampling.__dataclass_fields__
-    given = {name: value for name in fields if (value := getattr(sampling, name)) not in (None, ())}
+    fields = dataclasses.fields(Sampling)
+    given = {
+        field.name: value
+        for field in fields
+        if (value := getattr(sampling, field.name)) != field.default or field.name == "max_tokens"
+    }
     return {"messages": [{"role": m.role.value, "content": m.content} for m in messages], "sampling": given}
 
 
@@ -56,5 +75,6 @@ def from_json(stored: Mapping[str, Any]) -> tuple[tuple[Message, ...], Sampling]
     """The inverse of `to_json`."""
     messages = tuple(Message(Role(m["role"]), m["content"]) for m in stored["messages"])
     given = dict(stored["sampling"])
-    given["stop"] = tuple(given.get("stop", ()))
+    for name in ("stop", "bad_words"):
+        given[name] = tuple(given.get(name, ()))
     return messages, Sampling(**given)

@@ -17,7 +17,7 @@ from jobs.domain.outcomes import Completed, EngineTimings, FinishReason, Outcome
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
 from jobs.model_files import ModelFileMissing, smollm2_path
 from workers.engines.registry import EngineConfig
-from workers.engines.seam import Chunk, EngineStats
+from workers.engines.seam import BASIC_PARAMETERS, Chunk, EngineStats
 
 # During a prefill llama.cpp looks for a closed request once per batch, and a short prompt waits for the
 # batch of a long one: 64 tokens are about 0.4 s on two slow cores, 2,048 were 8 s.
@@ -37,6 +37,8 @@ class LlamaCppEngine:
 
     name = "llamacpp"
     device = "cpu"
+    parameters = BASIC_PARAMETERS
+    dead = False
 
     def __init__(
         self,

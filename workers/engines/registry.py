@@ -6,12 +6,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from jobs.domain.policies import EnginePolicy
 from workers.engines.seam import Engine
 
 # name -> the module whose `build(config)` makes the engine
 ENGINES: Mapping[str, str] = {
     "llamacpp": "workers.engines.llamacpp",
     "sim": "workers.engines.sim",
+    "vllm": "workers.engines.vllm",
 }
 
 
@@ -23,7 +25,8 @@ class UnknownEngine(ValueError):
 class EngineConfig:
     """What a worker tells its engine: `slots` sequences at once, each of at most `max_model_len` tokens.
 
-    `threads` is for engines on the CPU (None: all cores); `options` is what only one engine knows.
+    `policy` holds the levers of the lanes' engine. `threads` is for engines on the CPU (None: all cores);
+    `options` is what only one engine knows.
     """
 
     model: str
@@ -31,6 +34,7 @@ class EngineConfig:
     max_model_len: int
     model_path: Path | None = None
     threads: int | None = None
+    policy: EnginePolicy = field(default_factory=EnginePolicy)
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -7,6 +7,13 @@ from typing import Protocol
 from jobs.domain.outcomes import Outcome
 from jobs.domain.requests import GenerationRequest
 
+ENGINE_DEAD = "engine_dead"  # the code of a `Retryable` that no engine of this process will make good
+
+# What every engine honours.
+BASIC_PARAMETERS = frozenset(
+    {"max_tokens", "temperature", "top_p", "seed", "stop", "presence_penalty", "frequency_penalty"}
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -30,12 +37,19 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """One loaded model. All methods are called from one asyncio loop."""
+    """One loaded model. All methods are called from one asyncio loop.
+
+    `precision` is what the linear layers really have. `parameters` names the fields of `Sampling` that the
+    engine honours. `dead` tells that the model is lost and every request will end as `ENGINE_DEAD`: the
+    process should end, and its supervisor start it anew.
+    """
 
     name: str
     model: str
     precision: str
     device: str
+    parameters: frozenset[str]
+    dead: bool
 
     async def start(self) -> None:
         """Load and warm up; the worker takes no job before this returns."""

@@ -11,7 +11,7 @@ from jobs.domain import tokens
 from jobs.domain.outcomes import Completed, EngineTimings, FinishReason, Outcome, Rejected, Retryable, Usage
 from jobs.domain.requests import GenerationRequest
 from workers.engines.registry import EngineConfig
-from workers.engines.seam import Chunk, EngineStats
+from workers.engines.seam import BASIC_PARAMETERS, Chunk, EngineStats
 
 _STOPPED = Retryable("engine_stopped", "the engine was stopped")
 _WORDS = ("lane ", "batch ", "prefill ", "décode ", "队列", "cache ", "token ", "🙂 ")
@@ -76,6 +76,8 @@ class SimEngine:
     name = "sim"
     precision = "sim"
     device = "sim"
+    parameters = BASIC_PARAMETERS
+    dead = False
 
     def __init__(
         self,
