@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Precision(StrEnum):
-    """The format of the linear layers' weights; `auto`: the checkpoint's own, or FP16 where a card lacks it."""
+    """The format of the linear layers' weights; `auto`: the checkpoint's own, FP16 on a card without it."""
 
     AUTO = "auto"
     FP32 = "fp32"
