@@ -18,6 +18,8 @@ from pydantic_settings import (
 from jobs.domain.lanes import LANES, LanePolicy
 
 _LANE: TypeAdapter[LanePolicy] = TypeAdapter(LanePolicy)
+# What moves by itself, with the bounds that it moves between.
+_BOUNDS = {"limit": {"limit_min", "limit_max"}, "window_ms": {"window_max_ms"}}
 
 
 class SettingsError(ValueError):
@@ -78,7 +80,12 @@ class EngineSettings(_Group):
     name: str = "llamacpp"
     model_path: Path | None = None
     threads: int | None = Field(None, ge=1)
+    warm_up: bool | None = Field(None, description="before a worker is ready; by default with vllm only")
     options: dict[str, Any] = Field(default_factory=dict, description="what only one engine knows")
+
+    def warms_up(self, engine: str) -> bool:
+        """Whether an engine of this name is run warm before its worker is ready."""
+        return engine == "vllm" if self.warm_up is None else self.warm_up
 
 
 class Settings(BaseSettings):
@@ -145,8 +152,9 @@ def _overridden(policy: LanePolicy, changes: Mapping[str, Any]) -> LanePolicy:
     """The policy with the changes laid over it, groups field by field. Raises `SettingsError`."""
     where = f"setting lane.{policy.name}"
     given = _merged(LanePolicy, dataclasses.asdict(policy), changes, where)
-    if "limit" in changes and not {"limit_min", "limit_max"} & set(changes):
-        given |= {"limit_min": None, "limit_max": None}  # who gives a limit alone fixes it
+    for name, bounds in _BOUNDS.items():
+        if name in changes and not bounds & set(changes):
+            given |= dict.fromkeys(bounds)  # who gives a value alone fixes it
     try:
         return _LANE.validate_python(given)
     except ValidationError as error:

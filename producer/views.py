@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from jobs.domain.jobs import Job, Status
 from jobs.domain.lanes import Kind
+from jobs.domain.outcomes import FinishReason
 from jobs.store.reads import JobDetail
 
 
@@ -30,14 +31,34 @@ class WebhookOfJob(_View):
     events: Sequence[str]
 
 
+class LogprobOfToken(_View):
+    """One token, its natural log-probability, and the likeliest tokens in its place."""
+
+    token: str
+    logprob: float
+    top: Sequence[tuple[str, float]]
+
+
+class ChoiceOfResult(_View):
+    """One of several answers."""
+
+    text: str
+    finish_reason: FinishReason
+    logprobs: Sequence[LogprobOfToken] | None
+
+
 class ResultOfJob(_View):
     """The text, and what it took in tokens."""
 
     output: str
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    choices: Sequence[ChoiceOfResult] | None = Field(
+        description="Every answer, where several or log-probabilities were asked for."
+    )
+    windows: int = Field(description="Pieces in which a long document was answered; 0: in one.")
 
 
 class LatencyOfAttempt(_View):
@@ -67,6 +88,7 @@ class LatencyOfAttempt(_View):
     output_tokens: int | None
     batch_size: int | None
     kv_usage: float | None
+    preemptions: int | None
     recorded_at: datetime
 
 

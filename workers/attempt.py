@@ -26,7 +26,7 @@ from jobs.domain.outcomes import (
 )
 from jobs.settings import LeaseSettings
 from jobs.store.records import Answer, Ending
-from workers.engines.seam import Chunk, Engine
+from workers.engines.seam import ENGINE_DEAD, Chunk, EngineStats
 from workers.gate import Gate
 
 log = structlog.get_logger()
@@ -40,6 +40,18 @@ class Identity:
     engine: str
     precision: str
     gpu: str
+
+
+class Answers(Protocol):
+    """Answers requests, as an engine does."""
+
+    def generate(self, request: requests.GenerationRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream one answer."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """The engine's state."""
+        ...
 
 
 class TextSink(Protocol):
@@ -86,7 +98,7 @@ class Attempt:
             self._closed = reason
             self._task.cancel()
 
-    async def run(self, gate: Gate, engine: Engine) -> Outcome:
+    async def run(self, gate: Gate, engine: Answers) -> Outcome:
         """Go through the gate and the engine; the deadline and the time limit close the attempt."""
         loop = asyncio.get_running_loop()
         deadline = (max(self.claim.deadline_in_s, 0), CloseReason.DEADLINE)
@@ -115,7 +127,7 @@ class Attempt:
             timer.cancel()
             self._ended_at = time.monotonic()
 
-    async def _generate(self, engine: Engine) -> Outcome:
+    async def _generate(self, engine: Answers) -> Outcome:
         messages, sampling = requests.from_json(self.claim.request)
         request = requests.GenerationRequest(str(self.claim.id), messages, sampling, self.claim.priority)
         self._admitted_at = time.monotonic()
@@ -137,7 +149,13 @@ class Attempt:
         latency = self._latency(outcome, identity)
         match outcome:
             case Completed():
-                answer = Answer("".join(self._text), outcome.finish_reason, outcome.usage)
+                answer = Answer(
+                    "".join(self._text),
+                    outcome.finish_reason,
+                    outcome.usage,
+                    outcome.choices,
+                    outcome.windows,
+                )
                 return Ending(job_id, attempt, Move.SUCCEED, latency, answer)
             case Rejected():
                 return Ending(job_id, attempt, Move.FAIL, latency, None, outcome.code, outcome.message)
@@ -146,6 +164,8 @@ class Attempt:
                 spent = failures >= self.claim.max_attempts
                 jitter = random.random()  # noqa: S311 - spreads retries, guards nothing
                 delay_s = retry_delay_s(failures, jitter, lease.retry_base_s, lease.retry_cap_s)
+                if outcome.code == ENGINE_DEAD:
+                    delay_s = 0.0  # the others of the lane can have it at once
                 return Ending(
                     job_id,
                     attempt,
@@ -194,6 +214,7 @@ class Attempt:
             output_tokens=usage.output_tokens,
             batch_size=self._batch_size,
             kv_usage=self._kv_usage,
+            preemptions=timings.preemptions,
         )
 
 

@@ -7,6 +7,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -17,22 +18,22 @@ from jobs.domain.jobs import Claim, Move, Status
 from jobs.domain.lanes import LanePolicy, parse_queue
 from jobs.domain.outcomes import CloseReason
 from jobs.settings import Settings
-from jobs.store import claims, reads, sweeps
+from jobs.store import sweeps
 from jobs.store.engine import is_away, open_engine
 from jobs.store.workers import WorkerState
+from workers.admission import Admission
+from workers.answering import Answering
 from workers.attempt import Attempt, Identity
 from workers.engines.seam import Engine
-from workers.gate import EngineLoad, Gate
-from workers.grouping import Grouped
 from workers.lane_order import LaneOrder
+from workers.leases import Leases
 from workers.live import LiveStream, Publisher, listen_for_cancels
 from workers.presence import Presence
 from workers.record import Recorder
-from workers.slots import Slots
+from workers.warm_up import warm_up
 
 DB_THREADS = 4  # claims, records, renewals and reports, each at most one at a time
-CLAIM_LIMIT = 128
-_AWAY_PAUSE_S = 0.5
+_LOOK_EVERY_S = 0.25
 
 log = structlog.get_logger()
 
@@ -44,15 +45,14 @@ class LaneService:
         """Drain `lanes`, given in rank order, with one engine; `name` tells this worker from all others."""
         self._policies: Mapping[str, LanePolicy] = {lane: settings.lanes[lane] for lane in lanes}
         self._settings, self._engine, self._name = settings, engine, name
-        total = max(policy.limit for policy in self._policies.values())
-        self._slots = Slots({lane: policy.limit for lane, policy in self._policies.items()}, total)
-        self.capacity = total
+        self._admission = Admission(self._policies)
+        self._slots, self._gates = self._admission.slots, self._admission.gates
+        self.capacity = self._admission.total
+        self.failed = False
         self.wake: Callable[[], None] = lambda: None
         self._order = LaneOrder(list(lanes), self._slots.free)
-        load = EngineLoad()
-        self._gates = {
-            lane: Gate(policy, self._slots.limit(lane), load) for lane, policy in self._policies.items()
-        }
+        self._answering = {lane: Answering(engine, policy) for lane, policy in self._policies.items()}
+        self._warm_up: Mapping[str, Any] = {}
         # Messages on their way to the loop, and whether it knows.
         self._offered: deque[tuple[str, Sequence[str], Sequence[str], Callable[[], None]]] = deque()
         self._told = False
@@ -65,13 +65,13 @@ class LaneService:
 
     def order(self, queues: Sequence[str]) -> list[str]:
         """The queues to poll now: those of lanes with a free place, none while draining."""
-        return [] if self._presence.state is WorkerState.DRAINING else self._order.order(queues)
+        return self._order.order(queues) if self._taking else []
 
     def offer(self, queue: str, job_ids: Sequence[str], done: Callable[[], None]) -> None:
         """Take the places for what can start; the rest is announced again for whoever can start it."""
         lane, _, _ = parse_queue(queue)
         taken = 0
-        if self._presence.state is not WorkerState.DRAINING:
+        if self._taking:
             taken = self._slots.take(lane, self._order.room(queue, len(job_ids)))
         if taken:
             self._order.admitted(queue, taken)
@@ -83,10 +83,14 @@ class LaneService:
 
     def more(self, queue: str) -> int:
         """As many messages like the last one as can start now and pass over nobody for too long."""
-        if self._presence.state is WorkerState.DRAINING:
+        if not self._taking:
             return 0
         lane, _, _ = parse_queue(queue)
         return min(self._order.more, self._slots.free(lane)) // self._message_size
+
+    @property
+    def _taking(self) -> bool:
+        return self._presence.state is not WorkerState.DRAINING and not self._engine.dead
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -98,21 +102,41 @@ class LaneService:
         self._announcer = Announcer(self._settings)
         self._publisher = Publisher(self._settings.redis_url)
         self._recorder = Recorder(self._db, self._executor)
-        self._claims: Grouped[uuid.UUID, Claim | None] = Grouped(self._claim, CLAIM_LIMIT)
+        self._leases = Leases(
+            self._db,
+            self._executor,
+            self._name,
+            self._settings.lease.lease_s,
+            leaving=lambda: self._presence.state is WorkerState.DRAINING,
+        )
         lanes = list(self._policies)
-        self._presence = Presence(self._db, self._executor, self._name, lanes, self._engine)
+        self._presence = Presence(self._db, self._executor, self._name, lanes, self._engine, self._figures)
         self._spawn(self._presence.run(), self._loops)
-        self._presence.tell(WorkerState.WARMING)
-        await self._engine.start()
+        await self._start_engine()
         self._identity = Identity(self._name, self._engine.name, self._engine.precision, self._engine.device)
         for work in (
             self._publisher.run(),
-            self._renew(),
+            self._leases.keep(lambda: self._attempts, self._lost),
+            self._admission.run(self._engine, self.wake),
+            self._watch_engine(),
             listen_for_cancels(self._settings.redis_url, self._cancel),
         ):
             self._spawn(work, self._loops)
         self._presence.tell(WorkerState.READY)
         log.info("worker.ready", worker=self._name, lanes=lanes, engine=self._engine.name)
+
+    async def _start_engine(self) -> None:
+        began = time.monotonic()
+        await self._engine.start()
+        cold_start_s = time.monotonic() - began
+
+        def told(figures: Mapping[str, Any]) -> None:
+            self._warm_up = {"cold_start_s": cold_start_s, **figures}
+            self._presence.tell(WorkerState.WARMING)
+
+        told({})
+        if self._settings.engine.warms_up(self._engine.name):
+            await warm_up(self._engine, list(self._policies.values()), told)
 
     async def handle(self, task: str, args: list[Any]) -> None:
         """Lane workers carry out jobs only."""
@@ -154,7 +178,7 @@ class LaneService:
             await self._announce(queue, refused)
         lane, _, _ = parse_queue(queue)
         began = time.monotonic()
-        answers = await asyncio.gather(*map(self._claim_one, taken), return_exceptions=True)
+        answers = await asyncio.gather(*map(self._leases.claim, taken), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, Claim):
                 self._begin(answer, queue, time.monotonic() - began)
@@ -176,10 +200,11 @@ class LaneService:
         claim = attempt.claim
         try:
             try:
-                outcome = await attempt.run(self._gates[claim.lane], self._engine)
+                outcome = await attempt.run(self._gates[claim.lane], self._answering[claim.lane])
             finally:
                 self._free(claim.lane)
             ending = attempt.ending(outcome, self._identity, self._settings.lease)
+            self._admission.ended(ending.latency)
             status = await self._recorder.record(ending)
         finally:
             del self._attempts[attempt.key]
@@ -197,29 +222,6 @@ class LaneService:
                 await self._announce(queue, [str(claim.id)])
         else:
             live.ended()
-
-    async def _claim_one(self, job_id: str) -> Claim | None:
-        """One claim, made with others. Raises `ValueError` for an id that is none, to this caller alone."""
-        return await self._claims.add(uuid.UUID(job_id))
-
-    async def _claim(self, ids: Sequence[uuid.UUID]) -> Sequence[Claim | None]:
-        """Claim in one transaction; while the database is away, wait: the places keep new work out."""
-        while True:
-            try:
-                found = await self._in_thread(self._claim_now, ids)
-            except Exception as error:
-                if not is_away(error) or self._presence.state is WorkerState.DRAINING:
-                    raise
-                log.warning("claim.database_away", jobs=len(ids))
-                await asyncio.sleep(_AWAY_PAUSE_S)
-            else:
-                # An id that came twice is one claim: the second asks in vain.
-                return [found.pop(job_id, None) for job_id in ids]
-
-    def _claim_now(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Claim]:
-        with self._db.begin() as connection:
-            got = claims.claim(connection, ids, self._name, self._settings.lease.lease_s)
-        return {claim.id: claim for claim in got}
 
     def _free(self, lane: str) -> None:
         if self._slots.give(lane):
@@ -245,31 +247,25 @@ class LaneService:
             if str(held_id) == job_id:
                 attempt.close(CloseReason.CANCEL)
 
-    async def _renew(self) -> None:
-        """Keep the leases of all attempts, and close those that the database no longer counts as ours."""
-        every_s = self._settings.lease.lease_s / 3
-        while True:
-            await asyncio.sleep(every_s)
-            held = list(self._attempts)
-            if not held:
-                continue
-            try:
-                lost = await self._in_thread(self._renew_now, held)
-            except Exception as error:
-                if not is_away(error):
-                    raise
-                log.warning("lease.database_away", jobs=len(held))
-                continue
-            for key, reason in lost.items():
-                if key in self._attempts:
-                    self._attempts[key].close(reason)
+    def _lost(self, key: tuple[uuid.UUID, int], reason: CloseReason) -> None:
+        if key in self._attempts:
+            self._attempts[key].close(reason)
 
-    def _renew_now(self, held: list[tuple[uuid.UUID, int]]) -> dict[tuple[uuid.UUID, int], CloseReason]:
-        with self._db.begin() as connection:
-            kept = claims.renew(connection, held, self._settings.lease.lease_s)
-            lost = [key for key in held if key not in kept]
-            cancelled = reads.cancelled(connection, [job_id for job_id, _ in lost]) if lost else frozenset()
-        return {key: CloseReason.CANCEL if key[0] in cancelled else CloseReason.LEASE_LOST for key in lost}
+    async def _watch_engine(self) -> None:
+        """End the process once the model is lost: its jobs go back, and its supervisor starts it anew."""
+        while not self._engine.dead:  # noqa: ASYNC110 - an engine may die in a thread or a process of its own
+            await asyncio.sleep(_LOOK_EVERY_S)
+        log.error("engine.dead", worker=self._name, engine=self._engine.name)
+        self.failed = True
+        signal.raise_signal(signal.SIGTERM)
+
+    def _figures(self) -> dict[str, Any]:
+        """What the worker's row shows: the engine's state, the lanes' admission, the warm-up, the cards."""
+        return {
+            "engine": asdict(self._engine.stats()),
+            "lanes": self._admission.figures(),
+            "warm_up": self._warm_up,
+        }
 
     async def _in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
         return await self._loop.run_in_executor(self._executor, call, *args)

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
+from typing import Any
 
 from sqlalchemy import Engine as Database
 
@@ -18,12 +20,19 @@ class Presence:
     """Tells of one worker; a database that is away is told later."""
 
     def __init__(
-        self, database: Database, executor: Executor, name: str, lanes: Sequence[str], engine: Engine
+        self,
+        database: Database,
+        executor: Executor,
+        name: str,
+        lanes: Sequence[str],
+        engine: Engine,
+        figures: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """Begin in the state `starting`; nothing is told before `run`."""
+        """Begin in the state `starting`; nothing is told before `run`. `figures` gives what the row shows."""
         self.state = WorkerState.STARTING
         self._database, self._executor = database, executor
         self._name, self._lanes, self._engine = name, list(lanes), engine
+        self._figures = figures
         self._changed = asyncio.Event()
 
     def tell(self, state: WorkerState) -> None:
@@ -35,7 +44,7 @@ class Presence:
         """Tell for ever."""
         while True:
             self._changed.clear()
-            await self._in_thread(self._report)
+            await self._in_thread(partial(self._report, self._figures()))
             try:
                 async with asyncio.timeout(_REPORT_EVERY_S):
                     await self._changed.wait()
@@ -53,7 +62,7 @@ class Presence:
             if not is_away(error):
                 raise
 
-    def _report(self) -> None:
+    def _report(self, figures: dict[str, Any]) -> None:
         engine = self._engine
         worker = Worker(
             self._name,
@@ -63,6 +72,7 @@ class Presence:
             engine=engine.name,
             precision=engine.precision,
             gpu=engine.device,
+            figures=figures,
         )
         with self._database.begin() as connection:
             workers.report(connection, worker)

@@ -20,10 +20,11 @@ def build_engine(settings: Settings, lanes: Sequence[str], name: str | None = No
     policies = [settings.lanes[lane] for lane in lanes]
     config = registry.EngineConfig(
         settings.model,
-        slots=max(policy.limit for policy in policies),
+        slots=max(policy.most_limit for policy in policies),
         max_model_len=max(policy.max_model_len for policy in policies),
         model_path=settings.engine.model_path,
         threads=settings.engine.threads,
+        policy=policies[0].engine,
         options=settings.engine.options,
     )
     return registry.build(name or settings.engine.name, config)
@@ -35,4 +36,5 @@ def run(settings: Settings, lanes: Sequence[str], engine_name: str | None = None
     engine = build_engine(settings, ranked, engine_name)
     name = f"{'-'.join(ranked)}-{new_id().hex[-8:]}"
     service = LaneService(settings, ranked, engine, f"{name}@{socket.gethostname()}:{os.getpid()}")
-    return run_worker(settings, lanes=ranked, service=service, name=name)
+    status = run_worker(settings, lanes=ranked, service=service, name=name)
+    return status or int(service.failed)

@@ -33,3 +33,4 @@ class LatencyRecord:
     output_tokens: int | None = None
     batch_size: int | None = None
     kv_usage: float | None = None
+    preemptions: int | None = None

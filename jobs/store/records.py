@@ -1,8 +1,9 @@
 """Records how attempts ended: many in one transaction, each under its own fence."""
 
+import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -10,7 +11,7 @@ from sqlalchemy import Connection, Double, Integer, Text, text
 
 from jobs.domain.jobs import MOVES, Move, Rule, Status
 from jobs.domain.latency import LatencyRecord
-from jobs.domain.outcomes import FinishReason, Usage
+from jobs.domain.outcomes import Choice, FinishReason, Usage
 from jobs.store import deliveries, tables
 
 
@@ -21,6 +22,8 @@ class Answer:
     output: str
     finish_reason: FinishReason
     usage: Usage
+    choices: tuple[Choice, ...] = ()
+    windows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ _ENDING = {
     "prompt_tokens": "int",
     "cached_tokens": "int",
     "output_tokens": "int",
+    "choices": "text",
+    "windows": "int",
 }
 _RECORD = text(
     f"""
@@ -81,8 +86,10 @@ _RECORD = text(
         ORDER BY j.id FOR NO KEY UPDATE OF j
     ), answered AS (
         INSERT INTO results
-            (job_id, attempt, output, finish_reason, prompt_tokens, cached_tokens, output_tokens)
-        SELECT id, attempt, output, finish_reason, prompt_tokens, cached_tokens, output_tokens
+            (job_id, attempt, output, finish_reason, prompt_tokens, cached_tokens, output_tokens,
+             choices, windows)
+        SELECT id, attempt, output, finish_reason, prompt_tokens, cached_tokens, output_tokens,
+            CAST(choices AS jsonb), windows
         FROM held WHERE output IS NOT NULL
     ), measured AS ({_INSERT_LATENCY})
     UPDATE jobs j
@@ -149,6 +156,8 @@ def _values(ending: Ending, rule: Rule) -> tuple[Any, ...]:
         ending.error_code,
         ending.error_message,
         *(_result(answer).values() if answer else (None,) * 5),
+        json.dumps([asdict(choice) for choice in answer.choices]) if answer and answer.choices else None,
+        answer.windows if answer else None,
     )
 
 

@@ -142,6 +142,14 @@ results = Table(
     Column("prompt_tokens", Integer, nullable=False),
     Column("cached_tokens", Integer, nullable=False),
     Column("output_tokens", Integer, nullable=False),
+    Column(
+        "choices",
+        JSONB(none_as_null=True),
+        comment="where several answers or log-probabilities were asked for",
+    ),
+    Column(
+        "windows", Integer, nullable=False, server_default="0", comment="pieces of a document that was cut"
+    ),
     _created(),
 )
 
@@ -170,6 +178,7 @@ latency_records = Table(
     Column("output_tokens", Integer),
     Column("batch_size", Integer),
     Column("kv_usage", Double),
+    Column("preemptions", Integer),
     _time("recorded_at", nullable=False, server_default=func.clock_timestamp()),
     Index("ix_latency_records_lane", "lane", "recorded_at"),
 )
@@ -234,6 +243,7 @@ workers = Table(
     Column("precision", Text),
     Column("gpu", Text),
     Column("state", Text, nullable=False),
+    Column("figures", JSONB, nullable=False, server_default="{}"),
     _time("started_at", nullable=False, server_default=func.now()),
     _time("seen_at", nullable=False, server_default=func.now()),
 )

@@ -1,9 +1,11 @@
 """The worker processes that are alive, and what they serve."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import Connection, text
 
@@ -30,15 +32,17 @@ class Worker:
     engine: str | None = None
     precision: str | None = None
     gpu: str | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)  # its engine, admission, warm-up and cards now
     seen_at: datetime | None = None
 
 
 _REPORT = text(
     """
-    INSERT INTO workers (name, lanes, state, model, engine, precision, gpu)
-    VALUES (:name, :lanes, :state, :model, :engine, :precision, :gpu)
+    INSERT INTO workers (name, lanes, state, model, engine, precision, gpu, figures)
+    VALUES (:name, :lanes, :state, :model, :engine, :precision, :gpu, CAST(:figures AS jsonb))
     ON CONFLICT (name) DO UPDATE SET lanes = excluded.lanes, state = excluded.state, model = excluded.model,
-        engine = excluded.engine, precision = excluded.precision, gpu = excluded.gpu, seen_at = now(),
+        engine = excluded.engine, precision = excluded.precision, gpu = excluded.gpu,
+        figures = excluded.figures, seen_at = now(),
         started_at = CASE WHEN excluded.state = 'starting' THEN now() ELSE workers.started_at END
     """
 )
@@ -46,7 +50,7 @@ _REPORT = text(
 
 def report(connection: Connection, worker: Worker) -> None:
     """Say that this worker lives, and in which state."""
-    values = asdict(worker)
+    values = asdict(worker) | {"figures": json.dumps(worker.figures)}
     connection.execute(_REPORT, {**values, "lanes": list(worker.lanes), "state": worker.state.value})
 
 
@@ -59,7 +63,7 @@ def alive(connection: Connection) -> list[Worker]:
     """The workers seen within `ALIVE_S` seconds."""
     rows = connection.execute(
         text(
-            "SELECT name, lanes, state, model, engine, precision, gpu, seen_at FROM workers"
+            "SELECT name, lanes, state, model, engine, precision, gpu, figures, seen_at FROM workers"
             " WHERE seen_at > now() - make_interval(secs => :alive_s) ORDER BY name"
         ),
         {"alive_s": ALIVE_S},

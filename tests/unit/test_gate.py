@@ -10,8 +10,8 @@ from jobs.domain.jobs import Claim, new_id
 from jobs.domain.lanes import LANES
 from workers.gate import EngineLoad, Gate
 
-LONG_WINDOW = replace(LANES["warm"], window_ms=60_000)
-SHORT_WINDOW = replace(LANES["warm"], window_ms=20)
+LONG_WINDOW = replace(LANES["warm"], window_ms=60_000, window_max_ms=None)
+SHORT_WINDOW = replace(LANES["warm"], window_ms=20, window_max_ms=None)
 
 
 def claim(prefix: int = 0, tokens: int = 10) -> Claim:
