@@ -3,10 +3,11 @@
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import is_dataclass
 from datetime import timedelta
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 from pydantic import BaseModel
@@ -42,6 +43,21 @@ def settings() -> Iterator[tuple[str, str]]:
             yield name, _shown(field.get_default(call_default_factory=True))
 
 
+def _lane_settings(kind: type) -> Iterator[str]:
+    """The dotted names of a lane's settings."""
+    for name, hint in get_type_hints(kind).items():
+        group = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+        if group is not None:
+            yield from (f"{name}.{inner}" for inner in _lane_settings(cast(type, group)))
+        elif name not in ("name", "kinds"):
+            yield name
+
+
+def _at(lane: LanePolicy, path: str) -> object:
+    """The value at a dotted name; None below a group that the lane has not."""
+    return reduce(lambda value, name: value and getattr(value, name), path.split("."), lane)
+
+
 def families() -> set[str]:
     """The metrics' names, a histogram's without what its samples add."""
     names = {re.sub(r"_(bucket|count|sum|created)$", "", name) for name in exposed()}
@@ -51,6 +67,8 @@ def families() -> set[str]:
 def _shown(value: object) -> str:
     if value in ("", None, (), {}):
         return ""
+    if isinstance(value, tuple):
+        return f"`{list(value)}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
@@ -134,10 +152,11 @@ def test_files_exist(page: Path) -> None:
 def test_settings_exist(page: Path) -> None:
     known = {name for name, _ in settings()}
     groups = {name.partition(".")[0] for name in known if "." in name}
+    of_lanes = set(_lane_settings(LanePolicy)) | {"engine.speculation"}
     text = page.read_text()
     variables = {f"TRILANE_{name.upper().replace('.', '__')}" for name in known} | OTHER_VARIABLES
     assert set(re.findall(r"\bTRILANE_[A-Z_]*[A-Z]\b", text)) <= variables
-    assert set(re.findall(rf"`((?:{'|'.join(groups)})\.[a-z_]+)`", text)) <= known
+    assert set(re.findall(rf"`((?:{'|'.join(groups)})\.[a-z_.]+)`", text)) <= known | of_lanes
 
 
 @each_page
@@ -156,8 +175,8 @@ def test_operations_has_every_setting() -> None:
 
 def test_operations_has_every_lane_setting() -> None:
     shown = {row[0].strip("`"): row[1 : 1 + len(LANES)] for row in table("Lanes")}
-    names = [field.name for field in fields(LanePolicy) if field.name not in ("name", "kinds")]
-    assert shown == {name: [_shown(getattr(lane, name)) for lane in LANES.values()] for name in names}
+    names = list(_lane_settings(LanePolicy))
+    assert shown == {name: [_shown(_at(lane, name)) for lane in LANES.values()] for name in names}
 
 
 def test_operations_has_every_metric() -> None:
