@@ -1,6 +1,8 @@
 """A model of a continuously batching engine: slots, prefill and decode steps in time, no computing at all."""
 
 import asyncio
+import math
+import random
 import time
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -9,6 +11,7 @@ from itertools import pairwise
 
 from jobs.domain import tokens
 from jobs.domain.outcomes import Completed, EngineTimings, FinishReason, Outcome, Rejected, Retryable, Usage
+from jobs.domain.policies import Scheduling
 from jobs.domain.requests import GenerationRequest
 from workers.engines.registry import EngineConfig
 from workers.engines.seam import BASIC_PARAMETERS, Chunk, EngineStats
@@ -25,15 +28,21 @@ class SimProfile:
     A step takes `step_ms` at its number of sequences (points of sequences and milliseconds, at least two;
     linear between them and beyond), plus `prefill_ms_per_token` for each prompt token in it, plus
     `kv_ms_per_1k_tokens` for each thousand tokens in the KV cache, all times `time_scale`. With a scale of 0
-    nothing is modelled: every answer is one chunk, at once, with no slot and no timer.
+    nothing is modelled: every answer is one chunk, at once, with no slot and no timer. `jitter` is the
+    standard deviation of a step's duration over its mean, drawn from `seed` (log-normal).
+    `workers.engines.sim_curves` has profiles that were fitted to a measured card.
     """
 
     slots: int = 8
     max_model_len: int = 8192
     max_batched_tokens: int = 4096  # in one step; the rest of a long prompt goes into the next
+    long_prefill_tokens: int | None = None  # of one prompt in one step; None: as many as the step holds
+    scheduling: Scheduling = Scheduling.FCFS  # by priority: 0 before 9 among those that wait
     step_ms: tuple[tuple[int, float], ...] = ((1, 10.0), (8, 12.0), (16, 16.0))
     prefill_ms_per_token: float = 0.1
     kv_ms_per_1k_tokens: float = 0.1
+    jitter: float = 0.0
+    seed: int = 0
     time_scale: float = 1.0
     output_tokens: int | None = None  # every answer is so long, at most `max_tokens`; None: `max_tokens`
 
@@ -58,6 +67,7 @@ class _Sequence:
 
     prompt_tokens: int
     answer: _Answer
+    priority: int
     queued_at: float
     prefilled: int = 0
     emitted: int = 0
@@ -90,6 +100,7 @@ class SimEngine:
     ) -> None:
         self.model = model
         self._profile = profile
+        self._jitter = _jitter(profile)
         self._fault = fault
         self._now = now
         self._sleep = sleep
@@ -114,7 +125,7 @@ class SimEngine:
             usage = Usage(prompt_tokens, len(answer.pieces))
             yield Chunk("".join(answer.pieces), usage.output_tokens, Completed(answer.finish_reason, usage))
             return
-        sequence = _Sequence(prompt_tokens, answer, queued_at=self._now())
+        sequence = _Sequence(prompt_tokens, answer, request.priority, queued_at=self._now())
         self._waiting[sequence] = None
         self._arrived.set()
         try:
@@ -145,7 +156,8 @@ class SimEngine:
                 due = self._now()
                 continue
             # Due times are added up, so that the timer's lateness does not slow the engine down.
-            due += self._profile.step_s(len(step), sum(step.values()), self._kv_tokens())
+            step_s = self._profile.step_s(len(step), sum(step.values()), self._kv_tokens())
+            due += step_s * self._jitter()
             await self._sleep(max(0.0, due - self._now()))
             for sequence, prefill_tokens in step.items():
                 if sequence in self._running:  # not closed meanwhile
@@ -154,7 +166,7 @@ class SimEngine:
     def _plan(self) -> dict[_Sequence, int]:
         """The sequences of the next step, each with the prompt tokens it prefills (0: it decodes)."""
         while self._waiting and len(self._running) < self._profile.slots:
-            sequence = next(iter(self._waiting))
+            sequence = self._next_waiting()
             del self._waiting[sequence]
             self._running[sequence] = None
             sequence.admitted_at = self._now()
@@ -162,11 +174,18 @@ class SimEngine:
         budget = self._profile.max_batched_tokens
         for sequence in self._running:
             missing = sequence.prompt_tokens - sequence.prefilled
-            prefill_tokens = min(missing, budget)
+            prefill_tokens = min(missing, budget, self._profile.long_prefill_tokens or budget)
             if prefill_tokens or not missing:
                 step[sequence] = prefill_tokens
                 budget = max(0, budget - (prefill_tokens or 1))
         return step
+
+    def _next_waiting(self) -> _Sequence:
+        if self._profile.scheduling is Scheduling.PRIORITY:
+            return min(
+                self._waiting, key=lambda sequence: sequence.priority
+            )  # of equals, the first that came
+        return next(iter(self._waiting))
 
     def _advance(self, sequence: _Sequence, prefill_tokens: int) -> None:
         sequence.prefilled += prefill_tokens
@@ -186,6 +205,7 @@ class SimEngine:
             engine_queue_ms=(sequence.admitted_at - sequence.queued_at) * 1000,
             prefill_ms=(sequence.first_token_at - sequence.admitted_at) * 1000,
             decode_ms=(self._now() - sequence.first_token_at) * 1000,
+            preemptions=0,
         )
         usage = Usage(sequence.prompt_tokens, sequence.emitted)
         return Completed(sequence.answer.finish_reason, usage, timings)
@@ -214,9 +234,25 @@ class SimEngine:
 
 
 def build(config: EngineConfig) -> SimEngine:
-    """The engine of `config`; its options are the other fields of `SimProfile`."""
-    profile = SimProfile(slots=config.slots, max_model_len=config.max_model_len, **config.options)
-    return SimEngine(config.model, profile)
+    """The engine of `config`; its options are fields of `SimProfile`, and win."""
+    policy = config.policy
+    fields = {
+        "slots": config.slots,
+        "max_model_len": config.max_model_len,
+        "max_batched_tokens": policy.batched_tokens,
+        "long_prefill_tokens": policy.long_prefill_tokens,
+        "scheduling": policy.scheduling,
+    }
+    return SimEngine(config.model, SimProfile(**fields | dict(config.options)))
+
+
+def _jitter(profile: SimProfile) -> Callable[[], float]:
+    """Draws factors of mean 1: log-normal ones, since no step takes less than no time."""
+    if not profile.jitter:
+        return lambda: 1.0
+    variance = math.log1p(profile.jitter**2)
+    draw = random.Random(profile.seed).lognormvariate  # noqa: S311 - noise, guards nothing
+    return lambda: draw(-variance / 2, math.sqrt(variance))
 
 
 def _answer(request: GenerationRequest, profile: SimProfile, prompt_tokens: int) -> _Answer:

@@ -1,0 +1,115 @@
+"""The fitted profiles, run in virtual time at each measured point."""
+
+import asyncio
+import statistics
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from jobs.domain.outcomes import Completed
+from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
+from jobs.domain.tokens import estimate
+from trilane.bench import virtual_time
+from workers.engines import sim_curves
+from workers.engines.sim import SimEngine, SimProfile
+from workers.engines.sim_curves import A100_FP16, A100_INT8, BATCHES, CARDS, FP16, INT8, LONG_TOKENS
+
+TOLERANCE = 0.03
+TURN = sim_curves.REQUEST_TOKENS
+SHORT_TURN = round(TURN * sim_curves.SHORTER)
+OVERHEAD = estimate([Message(Role.USER, "")])
+
+
+def closed_loop(profile: SimProfile, sequences: int, tokens: int, rounds: int = 60) -> list[float]:
+    """Seconds of each request with so many clients, each with one request after another, in mid-run."""
+
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        engine = SimEngine("m", replace(profile, slots=sequences), now=loop.time)
+        await engine.start()
+
+        async def client(number: int) -> list[float]:
+            await asyncio.sleep(number / sequences)  # spread over about one request
+            took = [await seconds(engine, tokens, tokens) for _ in range(rounds)]
+            return took[2:-2]
+
+        took = await asyncio.gather(*map(client, range(sequences)))
+        await engine.stop()
+        return [each for clients in took for each in clients]
+
+    return virtual_time.run(main())
+
+
+async def seconds(engine: SimEngine, prompt_tokens: int, output_tokens: int) -> float:
+    """How long one request takes."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    message = Message(Role.USER, "four" * (prompt_tokens - OVERHEAD))
+    request = GenerationRequest("job", (message,), Sampling(max_tokens=output_tokens))
+    outcome = [chunk.outcome async for chunk in engine.generate(request)][-1]
+    assert isinstance(outcome, Completed)
+    assert outcome.usage.prompt_tokens == prompt_tokens
+    return loop.time() - began
+
+
+def per_s(took: list[float], sequences: int) -> float:
+    """Requests a second over all cards."""
+    return CARDS * sequences / statistics.mean(took)
+
+
+def p99(took: list[float]) -> float:
+    return statistics.quantiles(took, n=100, method="inclusive")[98]
+
+
+@cache
+def at_batch(sequences: int) -> list[float]:
+    return closed_loop(A100_FP16, sequences, TURN)
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: batch.sequences)
+def test_full_batches_reach_the_measured_rate(batch: sim_curves.Batch) -> None:
+    assert per_s(at_batch(batch.sequences), batch.sequences) == pytest.approx(batch.per_s, rel=TOLERANCE)
+
+
+def test_p99_is_under_the_measured_one_at_4_and_meets_it_at_8() -> None:
+    assert p99(at_batch(4)) < BATCHES[0].p99_s
+    assert p99(at_batch(8)) == pytest.approx(BATCHES[1].p99_s, rel=TOLERANCE)
+
+
+def test_p99_at_16_is_missed_as_the_profiles_say() -> None:
+    assert BATCHES[2].p99_s == 3.8
+    assert p99(at_batch(16)) == pytest.approx(2.2, rel=TOLERANCE)
+
+
+def test_one_long_request_makes_its_batch_take_40_percent_longer() -> None:
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        engine = SimEngine("m", replace(A100_FP16, jitter=0.0), now=loop.time)
+        await engine.start()
+        work = [seconds(engine, prompt, TURN) for prompt in (*[TURN] * 7, LONG_TOKENS)]
+        took = await asyncio.gather(*work)
+        await engine.stop()
+        return max(took)
+
+    assert virtual_time.run(main()) / BATCHES[1].mean_s == pytest.approx(1.4, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(("profile", "point"), [(A100_FP16, FP16), (A100_INT8, INT8)], ids=["fp16", "int8"])
+def test_a_precision_has_its_p50_alone_and_its_peak_in_full_batches(
+    profile: SimProfile, point: sim_curves.PrecisionPoint
+) -> None:
+    alone = statistics.median(closed_loop(profile, 1, SHORT_TURN))
+    assert alone == pytest.approx(point.p50_s, rel=TOLERANCE)
+    full = closed_loop(profile, point.sequences, SHORT_TURN)
+    assert per_s(full, point.sequences) == pytest.approx(point.peak_per_s, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(("profile", "point"), [(A100_FP16, FP16), (A100_INT8, INT8)], ids=["fp16", "int8"])
+def test_steps_jitter_as_measured(profile: SimProfile, point: sim_curves.PrecisionPoint) -> None:
+    alone = closed_loop(profile, 1, SHORT_TURN)
+    assert point.jitter == profile.jitter
+    # What is left of it over a request's steps.
+    assert statistics.stdev(alone) / statistics.mean(alone) == pytest.approx(
+        point.jitter / SHORT_TURN**0.5, rel=0.35
+    )
