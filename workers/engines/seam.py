@@ -17,11 +17,15 @@ BASIC_PARAMETERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of the stream: text and the tokens it stands for. The last, and only it, has an outcome."""
+    """A piece of the stream: text and the tokens it stands for. The last, and only it, has an outcome.
+
+    `token_ids` are those tokens by the model's vocabulary, empty where the engine does not tell.
+    """
 
     text: str = ""
     tokens: int = 0
     outcome: Outcome | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
