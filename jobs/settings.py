@@ -2,10 +2,10 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError
 from pydantic_settings import (
@@ -88,6 +88,24 @@ class EngineSettings(_Group):
         return engine == "vllm" if self.warm_up is None else self.warm_up
 
 
+class MpsShare(_Group):
+    """What a worker gets of a card that it shares under CUDA MPS; None: no bound of its own."""
+
+    active_thread_percentage: int | None = Field(None, ge=1, le=100, description="of the card's cores")
+    device_memory_gib: float | None = Field(None, gt=0, description="on each of its cards, enforced")
+    low_priority: bool = Field(False, description="other workers' kernels go first")
+
+
+class WorkerPlacement(_Group):
+    """One worker process of `trilane up`: its lanes, the cards that it sees, and the engine on them."""
+
+    lanes: tuple[str, ...] = Field(min_length=1)
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()  # numbers as nvidia-smi counts; (): no card
+    engine: str | None = None  # None: the setting engine.name
+    model_path: Path | None = None  # None: the setting engine.model_path
+    mps: MpsShare | None = None
+
+
 class Settings(BaseSettings):
     """Everything that can be set, by `TRILANE_...` variables or in `trilane.toml`."""
 
@@ -106,11 +124,17 @@ class Settings(BaseSettings):
     webhooks: WebhookSettings = WebhookSettings()
     retention: RetentionSettings = RetentionSettings()
     engine: EngineSettings = EngineSettings()
+    workers: tuple[WorkerPlacement, ...] = ()
 
     @property
     def lanes(self) -> Mapping[str, LanePolicy]:
         """The lanes in rank order, the defaults under the overrides."""
         return {name: _overridden(policy, self.lane.get(name, {})) for name, policy in LANES.items()}
+
+    def placement(self, lanes: Iterable[str], gpus: Iterable[int]) -> WorkerPlacement:
+        """The entry of `workers` for exactly these lanes and cards, else one that says nothing more."""
+        wanted = WorkerPlacement(lanes=tuple(lanes), gpus=tuple(gpus))
+        return next((entry for entry in self.workers if _place(entry) == _place(wanted)), wanted)
 
     @classmethod
     def settings_customise_sources(
@@ -138,6 +162,8 @@ def load(**given: Any) -> Settings:
     unknown = sorted(set(settings.lane) - set(LANES))
     if unknown:
         raise SettingsError(f"setting lane.{unknown[0]}: no such lane; the lanes are {', '.join(LANES)}")
+    for number, entry in enumerate(settings.workers):
+        _check_placement(f"setting workers.{number}", entry, settings.workers[:number])
     return settings
 
 
@@ -146,6 +172,33 @@ def require_servers(settings: Settings) -> None:
     for name in ("database_url", "redis_url"):
         if not getattr(settings, name):
             raise SettingsError(f"setting {name} is missing: set TRILANE_{name.upper()}, or run `trilane up`")
+
+
+def _place(entry: WorkerPlacement) -> tuple[frozenset[str], tuple[int, ...]]:
+    return frozenset(entry.lanes), entry.gpus
+
+
+def _check_placement(where: str, entry: WorkerPlacement, before: Sequence[WorkerPlacement]) -> None:
+    """Raise `SettingsError` where an entry cannot be placed, alone or beside those before it."""
+    unknown = [lane for lane in entry.lanes if lane not in LANES]
+    if unknown:
+        raise SettingsError(f"{where}.lanes: no lane {unknown[0]!r}; the lanes are {', '.join(LANES)}")
+    for name, values in (("lanes", entry.lanes), ("gpus", entry.gpus)):
+        if len(set(values)) < len(values):
+            raise SettingsError(f"{where}.{name}: one is named twice: name each once")
+    if entry.mps and not entry.gpus:
+        raise SettingsError(f"{where}.mps: there is no card to share: name it in gpus, or take mps out")
+    for number, other in enumerate(before):
+        if _place(other) == _place(entry) and other != entry:
+            raise SettingsError(
+                f"{where}: has the lanes and cards of workers.{number} but differs: make the two the same"
+            )
+        shared = set(other.gpus) & set(entry.gpus)
+        if shared and (other.mps is None) != (entry.mps is None):
+            raise SettingsError(
+                f"{where}.mps: card {min(shared)} is shared with workers.{number}, and MPS holds for all of a"
+                " card's workers or none: give both an mps (mps = {} sets no bounds), or neither"
+            )
 
 
 def _overridden(policy: LanePolicy, changes: Mapping[str, Any]) -> LanePolicy:
