@@ -25,6 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "control": ("trilane.commands.processes:control", "Run the control process: sweeps, feed, webhooks."),
     "beat": ("trilane.commands.processes:beat", "Run Celery beat for what can wait: retention."),
     "flower": ("trilane.commands.processes:flower", "Run Flower, Celery's monitoring pages."),
+    "precision-check": (
+        "trilane.commands.precision:precision_check",
+        "Compare a lane's answers with those of another lane's precision.",
+    ),
     "bench": ("trilane.commands.bench:bench", "Measure the pipeline or the engine; print one JSON object."),
 }
 

@@ -86,6 +86,16 @@ class Remote:
                 raise TimeoutError
             time.sleep(min(0.25 * 2**failures, 5.0, max(0.0, until - time.monotonic())))
 
+    def end_of(self, job_id: str, timeout_s: float | None = None) -> dict[str, Any]:
+        """Wait for the end of a job. Raises `click.ClickException` where it is late, or no longer kept."""
+        try:
+            for event, data in self.follow(job_id, timeout_s):
+                if event == "ended":
+                    return data
+        except TimeoutError:
+            raise click.ClickException(f"{job_id} has not ended within {timeout_s:g} s") from None
+        raise click.ClickException(f"{job_id} is no longer kept")
+
     def _events(self, job_id: str, last_id: str, until: float) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """The events of one connection, each as id, type and data."""
         read_s = max(0.1, min(_SILENCE_S, until - time.monotonic()))

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -72,10 +72,8 @@ def submit(
             jobs.append(sent.job)
         if not sent.job or not waits:
             _print_sent(sent, as_json)
-    if waits:
-        for job in _at_once("waiting", lambda job: _end_of(remote, job["id"]), jobs):
-            failed = failed or job["status"] != "succeeded"
-            _print_end(job, as_json)
+    if waits and not _print_ends(remote, [job["id"] for job in jobs], None, as_json):
+        failed = True
     if failed:
         sys.exit(1)
 
@@ -98,12 +96,7 @@ def wait(
     job_ids: tuple[str, ...], timeout_s: float | None, api: str | None, key: str | None, as_json: bool
 ) -> None:
     """Wait for jobs to end and print their answers; fails unless all succeeded."""
-    remote = Remote.found(api, key)
-    failed = False
-    for job in _at_once("waiting", lambda job_id: _end_of(remote, job_id, timeout_s), job_ids):
-        failed = failed or job["status"] != "succeeded"
-        _print_end(job, as_json)
-    if failed:
+    if not _print_ends(Remote.found(api, key), job_ids, timeout_s, as_json):
         sys.exit(1)
 
 
@@ -180,14 +173,13 @@ def _send(remote: Remote, kind: str, number: int, line: bytes) -> Sent:
         return Sent(number, None, refused.error)
 
 
-def _end_of(remote: Remote, job_id: str, timeout_s: float | None = None) -> dict[str, Any]:
-    try:
-        for event, data in remote.follow(job_id, timeout_s):
-            if event == "ended":
-                return data
-    except TimeoutError:
-        raise click.ClickException(f"{job_id} has not ended within {timeout_s:g} s") from None
-    raise click.ClickException(f"{job_id} is no longer kept")
+def _print_ends(remote: Remote, job_ids: Sequence[str], timeout_s: float | None, as_json: bool) -> bool:
+    """Wait for the jobs and print their answers, in order; whether all succeeded."""
+    succeeded = True
+    for job in _at_once("waiting", lambda job_id: remote.end_of(job_id, timeout_s), job_ids):
+        succeeded = succeeded and job["status"] == "succeeded"
+        _print_end(job, as_json)
+    return succeeded
 
 
 def _at_once(doing: str, call: Callable[[Any], Any], items: Any) -> Iterator[Any]:

@@ -1,0 +1,1 @@
+"""The precision check: the same prompts through two lanes, and how far their answers agree."""
