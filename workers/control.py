@@ -17,6 +17,7 @@ from jobs.store import sweeps
 from jobs.store.engine import is_away, open_engine
 from workers.feed import Feeder
 from workers.launch import run_control
+from workers.shadow import Shadower
 from workers.sweep import Sweeper
 from workers.webhooks import WebhookSender
 
@@ -133,6 +134,7 @@ class ControlService:
         leadership = Leadership(self._db)
         feeder = Feeder(self._settings, self._db, self._announcer)
         sweeper = Sweeper(self._settings, self._db, self._announcer, self._tell_ended)
+        shadower = Shadower(self._settings, self._db)
         leading = False
         while not self._stopping.is_set():
             pause_s = _AWAY_PAUSE_S
@@ -143,6 +145,7 @@ class ControlService:
                         sweeper.database_returned()
                         leading = True
                     sweeper.step()
+                    shadower.step()
                     pause_s = _FEED_SOON_S if feeder.step() else _FEED_EVERY_S
             except Exception as error:  # the loop must outlive whatever one round meets
                 leading = False

@@ -4,6 +4,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Double,
@@ -231,6 +232,21 @@ webhook_disabled = Table(
     Column("url", Text, primary_key=True),
     _time("disabled_at", nullable=False, server_default=func.now()),
     Column("reason", Text, nullable=False),
+)
+
+precision_shadows = Table(
+    "precision_shadows",
+    metadata,
+    Column("job_id", UUID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("shadow_id", UUID, nullable=False, comment="no key: that job goes once it is compared"),
+    Column("lane", Text, nullable=False),
+    Column("reference", Text, nullable=False),
+    Column("exact", Boolean),
+    Column("agreed", Integer),
+    Column("tokens", Integer, comment="positions compared; NULL: no two answers"),
+    _created(),
+    _time("compared_at"),
+    Index("ix_precision_shadows_compared", "compared_at"),
 )
 
 workers = Table(

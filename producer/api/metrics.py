@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from jobs.domain.lanes import parse_queue
 from producer.api.snapshot import Snapshot
+from producer.api.worker_metrics import of_shadows, of_workers
 
 _BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -51,6 +52,8 @@ class _Figures(Collector):
             yield from _of_broker(self._depths)
         if self._snapshot is not None:
             yield from _of_database(self._snapshot)
+            yield from of_workers(self._snapshot.workers)
+            yield from of_shadows(self._snapshot.shadows)
 
 
 def _of_broker(depths: Mapping[str, int]) -> Iterator[Metric]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from jobs.store import deliveries, lanes, workers
+from jobs.store import deliveries, lanes, shadows, workers
 from jobs.store.deliveries import DeliveryFigures
 from jobs.store.lanes import LaneFigures
+from jobs.store.shadows import ShadowFigures
 from jobs.store.workers import Worker, WorkerState
 
 FRESH_FOR_S = 1.0
@@ -22,6 +23,7 @@ class Snapshot:
     lanes: Mapping[str, LaneFigures]
     workers: Sequence[Worker]
     deliveries: DeliveryFigures
+    shadows: Sequence[ShadowFigures] = ()
 
     def worker_states(self, lane: str) -> dict[WorkerState, int]:
         """How many workers of a lane are in each state."""
@@ -32,7 +34,10 @@ class Snapshot:
 def take(connection: Connection, names: list[str]) -> Snapshot:
     """The figures of these lanes now."""
     return Snapshot(
-        lanes.figures(connection, names), workers.alive(connection), deliveries.figures(connection)
+        lanes.figures(connection, names),
+        workers.alive(connection),
+        deliveries.figures(connection),
+        shadows.figures(connection),
     )
 
 
