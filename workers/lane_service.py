@@ -21,6 +21,7 @@ from jobs.settings import Settings
 from jobs.store import sweeps
 from jobs.store.engine import is_away, open_engine
 from jobs.store.workers import WorkerState
+from workers import card_lock, pinning
 from workers.admission import Admission
 from workers.answering import Answering
 from workers.attempt import Attempt, Identity
@@ -126,9 +127,11 @@ class LaneService:
         log.info("worker.ready", worker=self._name, lanes=lanes, engine=self._engine.name)
 
     async def _start_engine(self) -> None:
-        began = time.monotonic()
-        await self._engine.start()
-        cold_start_s = time.monotonic() - began
+        async with card_lock.starting(pinning.pinned()):
+            began = time.monotonic()
+            await self._engine.start()
+            cold_start_s = time.monotonic() - began
+        log.info("engine.started", worker=self._name, engine=self._engine.name, cold_start_s=cold_start_s)
 
         def told(figures: Mapping[str, Any]) -> None:
             self._warm_up = {"cold_start_s": cold_start_s, **figures}
