@@ -8,26 +8,64 @@ import click
 
 from jobs import logging
 from jobs import settings as settings_module
-from jobs.settings import Settings, SettingsError
+from jobs.domain.lanes import LanePolicy
+from jobs.settings import Settings, SettingsError, WorkerPlacement
 from trilane.stack import ports
 
 
+def _cards(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[int, ...]:
+    names = [name.strip() for value in values for name in value.split(",")]
+    for name in names:
+        if not name.isdigit():
+            raise click.BadParameter(f"{name!r} is no card's number; they start at 0, see nvidia-smi -L")
+    return tuple(map(int, names))
+
+
 @click.command()
-@click.option("--lanes", help="Lanes to drain, joined by commas.  [default: all]")
-@click.option("--engine", help="llamacpp or sim.  [default: the setting engine.name]")
-def worker(lanes: str | None, engine: str | None) -> None:
+@click.option("--lane", "--lanes", "lanes", help="Lanes to drain, joined by commas.  [default: all]")
+@click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="N[,N...]",
+    callback=_cards,
+    help="The card to run on, by its number in nvidia-smi; several for a model that is spread over them."
+    "  [default: whatever the process sees]",
+)
+@click.option("--engine", help="llamacpp, sim or vllm.  [default: the setting engine.name]")
+def worker(lanes: str | None, gpus: tuple[int, ...], engine: str | None) -> None:
     """Run a worker: load the engine, then drain the lanes until SIGTERM.
 
-    With one lane it has the engine to itself; with several, hot passes warm passes cold.
+    With one lane it has the engine to itself; with several, hot passes warm passes cold. What an entry of
+    [[workers]] says of exactly these lanes and cards holds here too.
     """
     settings = _settings()
     wanted = [name.strip() for name in lanes.split(",")] if lanes else list(settings.lanes)
     unknown = [name for name in wanted if name not in settings.lanes]
     if unknown:
         raise click.BadParameter(f"no lane {unknown[0]!r}; the lanes are {', '.join(settings.lanes)}")
+    placement = settings.placement(wanted, gpus)
+    _bind(placement, next(lane for name, lane in settings.lanes.items() if name in wanted))
+    if placement.model_path:
+        own = settings.engine.model_copy(update={"model_path": placement.model_path})
+        settings = settings.model_copy(update={"engine": own})
     from workers import worker as lane_worker
 
-    sys.exit(lane_worker.run(settings, wanted, engine))
+    sys.exit(lane_worker.run(settings, wanted, engine or placement.engine))
+
+
+def _bind(placement: WorkerPlacement, policy: LanePolicy) -> None:
+    """Give this process its cards and its share of them, before anything that uses CUDA is imported."""
+    from workers import mps, pinning
+    from workers.card_lock import PrivateDirectoryError
+
+    try:
+        if placement.gpus:
+            pinning.pin(placement.gpus, policy)
+        if placement.mps:
+            mps.join(placement.mps, len(placement.gpus))
+    except (pinning.PinningError, mps.MpsError, PrivateDirectoryError) as error:
+        raise click.ClickException(str(error)) from None
 
 
 @click.command()

@@ -29,13 +29,16 @@ def _networks(context: click.Context, parameter: click.Parameter, values: tuple[
     help="Where data, logs and secrets are kept.",
 )
 @click.option(
-    "--engine", type=click.Choice(["llamacpp", "sim"]), help="The workers' engine.  [default: llamacpp]"
+    "--engine",
+    type=click.Choice(["llamacpp", "sim", "vllm"]),
+    help="The engine of all workers.  [default: as settings say, else llamacpp]",
 )
 @click.option(
     "--lanes",
     multiple=True,
     metavar="LANE[,LANE...]",
-    help=f"A worker process for these lanes; repeat it for more.  [default: one each for {', '.join(LANES)}]",
+    help="A worker process for these lanes; repeat it for more.  [default: those of [[workers]] in"
+    f" trilane.toml, else one each for {', '.join(LANES)}]",
 )
 @click.option(
     "--webhook-allow",
@@ -68,7 +71,7 @@ def up(
     options = local.Options(
         data_dir=data_dir,
         engine=engine,
-        lanes=tuple(tuple(entry.split(",")) for entry in lanes) or local.Options.lanes,
+        lanes=tuple(tuple(entry.split(",")) for entry in lanes) or None,
         webhook_allow=webhook_allow,
         api_port=api_port,
         flower_port=flower_port,

@@ -7,25 +7,22 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
-from jobs import gguf, model_files
 from jobs import secrets as job_secrets
 from jobs import settings as settings_module
-from jobs.domain.lanes import LANES
-from jobs.settings import Settings
+from jobs.settings import Settings, WorkerPlacement
 from jobs.store import tenants, workers
 from jobs.store.engine import open_engine
 from migrations import commands as migrations
 from producer.client import DEFAULT_TENANT
-from trilane.stack import StackError, ports, secrets
+from trilane.stack import StackError, lane_workers, ports, secrets
 from trilane.stack.postgres import Postgres
 from trilane.stack.redis import Redis
 from trilane.stack.supervisor import Part, Supervisor
@@ -36,6 +33,7 @@ FLOWER_PORT = 5555
 _SIGNING_FILE = "signing_secret"
 DESCRIPTION = "stack.json"  # the file in the data directory that tells where a running stack listens
 _STOP_MARGIN_S = 10.0  # what a worker may take beyond its own grace time
+_CARD_START_TIMEOUT_S = 1_800.0  # a large model is loaded and compiled, after those before it on its card
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ class Options:
     """How a local stack is set up. A port that is None takes the default or a free one; 0 any free one."""
 
     data_dir: Path = Path(".trilane")
-    engine: str | None = None  # None: the setting engine.name
-    lanes: Sequence[Sequence[str]] = tuple((name,) for name in LANES)  # one worker process for each entry
+    engine: str | None = None  # of all workers; None: as settings say
+    lanes: Sequence[Sequence[str]] | None = None  # a worker process for each entry; None: as settings say
     webhook_allow: Sequence[str] = ()  # networks (CIDR) that webhooks may reach though they are private
     api_port: int | None = None
     flower_port: int | None = None
@@ -131,6 +129,7 @@ class _Starting:
             redis_url=self._redis.url if self._redis else given.redis_url,
             secret_key=given.secret_key or SecretStr(secrets.kept(data / "secret_key")),
         )
+        self._workers = lane_workers.placements(self._settings, options.lanes, options.engine)
         self.job_grace_s = given.lease.grace_s
         self.describe: Callable[[], None] = lambda: None
         self.supervisor = Supervisor(
@@ -177,9 +176,9 @@ class _Starting:
         api = f"http://{ports.HOST}:{self._api_port}"
         flower = f"http://{ports.HOST}:{self._flower_port}"
         # The API is not ready while a lane has no worker, which may be what was asked for.
-        complete = {lane for lanes in self._options.lanes for lane in lanes} == set(self._settings.lanes)
+        complete = {lane for entry in self._workers for lane in entry.lanes} == set(self._settings.lanes)
         return [
-            *(self._worker(database, lanes) for lanes in self._options.lanes),
+            *map(partial(self._worker, database), lane_workers.names(self._workers), self._workers),
             self._part("api", ready=partial(_answers, api + ("/readyz" if complete else "/healthz"))),
             self._part("control", ready=self._logged("control", "control.ready")),
             self._part(
@@ -195,17 +194,15 @@ class _Starting:
             ),
         ]
 
-    def _worker(self, database: Engine, lanes: Sequence[str]) -> Part:
-        unknown = [lane for lane in lanes if lane not in self._settings.lanes]
-        if unknown:
-            raise StackError(f"no lane {unknown[0]!r}: the lanes are {', '.join(self._settings.lanes)}")
-        return self._part(
+    def _worker(self, database: Engine, name: str, entry: WorkerPlacement) -> Part:
+        part = self._part(
             "worker",
-            *("--lanes", ",".join(lanes)),
-            name="-".join(("worker", *lanes)),
-            ready=partial(_drains, database, lanes),
-            niceness=min(self._settings.lanes[lane].niceness for lane in lanes),
+            *lane_workers.arguments(entry),
+            name=name,
+            ready=lane_workers.Readiness(name, database, lambda: self.supervisor.pids().get(name), self._say),
+            niceness=lane_workers.niceness(self._settings, entry),
         )
+        return replace(part, start_timeout_s=_CARD_START_TIMEOUT_S) if entry.gpus else part
 
     def _part(
         self,
@@ -233,22 +230,10 @@ class _Starting:
             "TRILANE_API__HOST": ports.HOST,
             "TRILANE_API__PORT": str(self._api_port),
             "TRILANE_ENGINE__NAME": options.engine or settings.engine.name,
-            "TRILANE_LANE": json.dumps(self._lanes()),
+            "TRILANE_LANE": json.dumps(lane_workers.fitted_lanes(settings, self._workers, options.engine)),
             "TRILANE_WEBHOOKS__ALLOW": json.dumps([*settings.webhooks.allow, *options.webhook_allow]),
             **options.env,
         }
-
-    def _lanes(self) -> dict[str, dict[str, Any]]:
-        """Overrides of lanes, none longer than the local model, so that the API refuses what cannot fit."""
-        settings = self._settings
-        overrides = {lane: dict(changes) for lane, changes in settings.lane.items()}
-        if (self._options.engine or settings.engine.name) == "llamacpp":
-            path = settings.engine.model_path or model_files.smollm2_path()
-            context = gguf.context_length(gguf.read_metadata(path))
-            for name, lane in settings.lanes.items():
-                if lane.max_model_len > context:
-                    overrides.setdefault(name, {})["max_model_len"] = context
-        return overrides
 
     def _port(self, asked: int | None, default: int, option: str) -> int:
         port = ports.choose(asked, default, option)
@@ -310,11 +295,3 @@ def _answers(url: str) -> bool:
             return bool(response.status == 200)
     except OSError:  # Nobody listens yet, or it answers that it is not ready.
         return False
-
-
-def _drains(database: Engine, lanes: Sequence[str]) -> bool:
-    with database.connect() as connection:
-        alive = workers.alive(connection)
-    return any(
-        worker.state is workers.WorkerState.READY and set(worker.lanes) == set(lanes) for worker in alive
-    )
