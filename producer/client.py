@@ -44,6 +44,15 @@ class Options(TypedDict, total=False):
     stop: str | list[str]
     presence_penalty: float
     frequency_penalty: float
+    top_k: int
+    min_p: float
+    n: int
+    logprobs: bool
+    top_logprobs: int
+    logit_bias: Mapping[str, float]
+    bad_words: list[str]
+    response_format: Mapping[str, Any]
+    windows: bool
     lane: str
     priority: int
     deadline_s: float

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -11,15 +10,15 @@ from pydantic import TypeAdapter, ValidationError
 from jobs import targets
 from jobs.domain import clock
 from jobs.domain.jobs import PREFIX_CHARS, NewJob, Webhook, new_id, prefix_of
-from jobs.domain.lanes import PromptTooLong, queue_name, route
+from jobs.domain.lanes import queue_name
 from jobs.domain.requests import Message, Role, Sampling, to_json
-from jobs.model_files import ModelFileMissing, smollm2_path
 from jobs.secrets import Vault
 from jobs.settings import Settings
 from jobs.store.tenants import Tenant
+from jobs.tokenizer import TokenCounter
 from producer.refusals import Code, Refusal
 from producer.request import DEFAULT_MAX_TOKENS, Request, WebhookTarget, parse, refusal_of
-from producer.tokens import TokenCounter
+from producer.routing import Router
 
 MAX_KEY_CHARS = 255
 T = TypeVar("T")
@@ -53,7 +52,8 @@ class Preparer:
         """Open nothing yet. Raises `SettingsError` where the key for secrets is short."""
         self._settings, self._lanes = settings, settings.lanes
         self._vault = Vault(settings) if settings.secret_key else None
-        self._counter = TokenCounter(_tokenizer_file(settings))
+        self._counter = TokenCounter.of(settings.engine)
+        self._router = Router(self._lanes, self._counter)
 
     def one(self, tenant: Tenant, request: Request | bytes, idempotency: Idempotency | None = None) -> NewJob:
         """The job of one request, a model or a JSON body. Raises `Refusal`."""
@@ -97,8 +97,8 @@ class Preparer:
         prompt_tokens: int,
         idempotency: Idempotency | None = None,
     ) -> NewJob:
-        max_tokens = _max_tokens(request)
-        lane = self._route(request, prompt_tokens, max_tokens)
+        sampling = _sampling(request)
+        lane, note = self._router.route(request, sampling, messages, prompt_tokens)
         deadline = now + timedelta(seconds=request.deadline_s or self._lanes[lane].deadline_s)
         return NewJob(
             id=new_id(),
@@ -108,7 +108,7 @@ class Preparer:
             lane=lane,
             priority=request.priority,
             queue=queue_name(lane, request.priority),
-            request=to_json(messages, _sampling(request, max_tokens)),
+            request=to_json(messages, sampling) | ({"routed": note} if note else {}),
             prompt_tokens=prompt_tokens,
             deadline=deadline,
             max_attempts=request.max_attempts,
@@ -131,30 +131,6 @@ class Preparer:
                 remedy=f"Leave it out, or ask for {served}.",
             )
         return served
-
-    def _route(self, request: Request, prompt_tokens: int, max_tokens: int) -> str:
-        if request.lane is not None and request.lane not in self._lanes:
-            names = ", ".join(self._lanes)
-            raise Refusal(
-                Code.UNKNOWN_LANE,
-                "No such lane",
-                field="lane",
-                limit=names,
-                remedy=f"Leave it out, or name one of {names}.",
-            )
-        try:
-            return route(self._lanes, request.kind, prompt_tokens, max_tokens, request.lane)
-        except PromptTooLong as refused:
-            remedy = f"Send it to the {refused.fits} lane." if refused.fits else "Shorten the prompt."
-            field = "prompt" if request.messages is None else "messages"
-            message = str(refused)
-            raise Refusal(
-                Code.PROMPT_TOO_LONG,
-                message[0].upper() + message[1:],
-                field=field,
-                limit=refused.limit,
-                remedy=remedy,
-            ) from None
 
     def _check_target(self, url: str) -> None:
         try:
@@ -232,15 +208,38 @@ def _max_tokens(request: Request) -> int:
     return next((tokens for tokens in given if tokens), DEFAULT_MAX_TOKENS[request.kind])
 
 
-def _sampling(request: Request, max_tokens: int) -> Sampling:
+def _sampling(request: Request) -> Sampling:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise Refusal(
+            Code.MISSING_FIELD,
+            "top_logprobs needs logprobs",
+            field="logprobs",
+            remedy="Set logprobs to true, or leave top_logprobs out.",
+        )
+    if request.n > 1 and request.temperature == 0:
+        raise Refusal(
+            Code.CONFLICTING_FIELDS,
+            "With temperature 0 all answers would be the same",
+            field="n",
+            remedy="Ask for one answer, or raise the temperature.",
+        )
     return Sampling(
-        max_tokens=max_tokens,
+        max_tokens=_max_tokens(request),
         temperature=request.temperature,
         top_p=request.top_p,
         seed=request.seed,
         stop=tuple(request.stop or ()),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        n=request.n,
+        logprobs=request.logprobs or None,
+        top_logprobs=request.top_logprobs,
+        logit_bias=request.logit_bias or None,
+        bad_words=tuple(request.bad_words or ()),
+        response_format=request.response_format.stored() if request.response_format else None,
+        windows=request.windows,
     )
 
 
@@ -261,12 +260,3 @@ def _not_before(request: Request, now: datetime, deadline: datetime) -> datetime
 
 def _refusal(error: ValidationError) -> Refusal:
     return refusal_of(error.errors(include_url=False, include_input=False))
-
-
-def _tokenizer_file(settings: Settings) -> Path | None:
-    if settings.engine.model_path or settings.engine.name != "llamacpp":
-        return settings.engine.model_path
-    try:
-        return smollm2_path()
-    except ModelFileMissing:
-        return None

@@ -22,6 +22,7 @@ class Code(StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     NOT_BEFORE_PAST_DEADLINE = "not_before_past_deadline"
     PROMPT_TOO_LONG = "prompt_too_long"
+    UNSUPPORTED_PARAMETER = "unsupported_parameter"
     BODY_TOO_LARGE = "body_too_large"
     WEBHOOK_TARGET_REFUSED = "webhook_target_refused"
     WEBHOOK_UNSIGNED = "webhook_unsigned"

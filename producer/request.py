@@ -15,6 +15,7 @@ from jobs.domain.lanes import DEFAULT_PRIORITY, Kind
 from jobs.domain.requests import Role
 from jobs.secrets import WEBHOOK_PREFIX
 from producer.refusals import Code, Refusal
+from producer.response_format import ResponseFormat
 
 DEFAULT_MAX_TOKENS: Mapping[Kind, int] = {Kind.CHAT: 200, Kind.TICKET: 256, Kind.REPORT: 512}
 MAX_DEADLINE_S = 30 * 86_400
@@ -85,6 +86,8 @@ StopWords = Annotated[
 ]
 MaxTokens = Annotated[int, Field(ge=1, le=1_000_000)]  # a lane's model length bounds it further
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_storable)]
 MetadataValue = Annotated[str, Field(max_length=512), AfterValidator(_storable)]
 
@@ -138,6 +141,24 @@ class Request(_Form):
     stop: StopWords | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(default=None, description="0: all.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: int = Field(default=1, ge=1, le=8, description="Answers to the one prompt; the first is streamed.")
+    logprobs: bool | None = Field(default=None, description="Keep each token's log-probability.")
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="Likeliest tokens to keep in each place; needs `logprobs`."
+    )
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=300)] | None = Field(
+        default=None, description="Token ids of the model, each with what is added to its logit."
+    )
+    bad_words: Annotated[list[StopWord], Field(max_length=64)] | None = Field(
+        default=None, description="Texts whose token sequences are never chosen."
+    )
+    response_format: ResponseFormat | None = None
+    windows: bool = Field(
+        default=True,
+        description="Whether a document longer than its lane is answered in windows; else it is refused.",
+    )
 
     lane: Text | None = Field(
         default=None, description="By default the slower of the kind's lane and the prompt length's."

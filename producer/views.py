@@ -100,6 +100,9 @@ class JobSummary(_View):
     kind: Kind
     model: str
     lane: str
+    routed: str | None = Field(
+        description="Why it is in this lane, or in windows, where kind and length alone do not tell."
+    )
     priority: int = Field(description="0 is most urgent.")
     status: Status
     attempt: int = Field(description="How often it was started.")
@@ -144,4 +147,4 @@ class JobView(JobSummary):
 def _fields(job: Job) -> dict[str, Any]:
     fields = {name: getattr(job, name) for name in Job.__dataclass_fields__}
     error = ErrorOfJob(code=job.error_code, message=job.error_message or "") if job.error_code else None
-    return fields | {"error": error}
+    return fields | {"error": error, "routed": job.request.get("routed")}

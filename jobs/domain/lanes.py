@@ -1,8 +1,8 @@
 """The lanes: their policies, the rule that routes a request to one, and the names of their queues."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from jobs.domain.policies import (
@@ -14,6 +14,7 @@ from jobs.domain.policies import (
     WarmUpPolicy,
     WindowPolicy,
 )
+from jobs.domain.windows import most_tokens
 
 
 class Kind(StrEnum):
@@ -132,6 +133,19 @@ DEFAULT_PRIORITY = 5
 _BAND_STARTS = (0, 3, 7)
 
 
+# Sampling parameters that vLLM refuses while it decodes speculatively.
+NOT_WITH_SPECULATION = ("logit_bias", "min_p")
+
+
+class ParameterRefused(ValueError):
+    """The lane speculates, which `parameter` does not go with; `fits` names one that takes it, if any."""
+
+    def __init__(self, parameter: str, lane: str, fits: str | None) -> None:
+        self.parameter, self.lane, self.fits = parameter, lane, fits
+        remedy = f"send it to the {fits} lane" if fits else "leave it out"
+        super().__init__(f"lane {lane} decodes speculatively, which does not go with {parameter}: {remedy}")
+
+
 class PromptTooLong(ValueError):
     """The prompt does not fit the lane: `limit` is that lane's, `fits` names one that takes it, if any."""
 
@@ -162,33 +176,60 @@ def lane_of_length(lanes: Mapping[str, LanePolicy], prompt_tokens: int) -> str:
     return list(lanes)[-1]
 
 
+def effective(policy: LanePolicy) -> EnginePolicy:
+    """The lane's engine as it is started: without speculation where phrases are favoured."""
+    return replace(policy.engine, speculation=None) if policy.guards.favoured_file else policy.engine
+
+
 def route(
     lanes: Mapping[str, LanePolicy],
     kind: Kind,
     prompt_tokens: int,
     max_tokens: int,
     named: str | None = None,
+    *,
+    given: Sequence[str] = (),
+    windows: bool = True,
 ) -> str:
     """The lane of a request: the one it names, else the slower of its kind's and its length's.
 
-    Raises `PromptTooLong` where the prompt and the answer asked for pass the lane's model length, or
-    where a faster lane than the slowest is named for a prompt of `ALWAYS_SLOWEST_TOKENS` and more.
+    Where that does not take the request, the first slower lane that does: whole, or else, with `windows`, in
+    windows. `given` names the sampling parameters; those that do not go with speculation lead past lanes that
+    speculate. Raises `ParameterRefused` where only such lanes are left, or one is named; `PromptTooLong`
+    where the prompt and the answer asked for pass the lane's model length, or where a faster lane than the
+    slowest is named for a prompt of `ALWAYS_SLOWEST_TOKENS` and more.
     """
     ranks = list(lanes)
     own = max(lane_of_kind(lanes, kind), lane_of_length(lanes, prompt_tokens), key=ranks.index)
-    needed = prompt_tokens + max_tokens
     lane = named or own
-    forced = prompt_tokens >= ALWAYS_SLOWEST_TOKENS and lane != ranks[-1]
-    if not forced and needed <= lanes[lane].max_model_len:
-        return lane
-    slower = ranks[ranks.index(lane) + 1 :]
-    if forced:
-        slower = ranks[-1:]
-    fits = next((name for name in slower if needed <= lanes[name].max_model_len), None)
-    if named is None and fits is not None:
+    forced = prompt_tokens >= ALWAYS_SLOWEST_TOKENS
+    candidates = ranks[-1:] if forced else ranks[ranks.index(lane) :]
+    long_enough = [name for name in candidates if prompt_tokens + max_tokens <= lanes[name].max_model_len]
+    if windows and not long_enough:
+        long_enough = [name for name in candidates if _windowed(lanes[name], prompt_tokens, max_tokens)]
+    refused = next((name for name in NOT_WITH_SPECULATION if name in given), None)
+    fits = next((name for name in long_enough if not (refused and _speculates(lanes[name]))), None)
+    if fits is not None and (fits == lane or named is None):
         return fits
-    limit = ALWAYS_SLOWEST_TOKENS - 1 if forced else lanes[lane].max_model_len
-    raise PromptTooLong(prompt_tokens if forced else needed, lane, limit, fits)
+    if refused and long_enough and (fits is None or long_enough[0] == lane):
+        raise ParameterRefused(refused, long_enough[0], fits)
+    if forced and lane != ranks[-1]:
+        raise PromptTooLong(prompt_tokens, lane, ALWAYS_SLOWEST_TOKENS - 1, fits)
+    cut = lanes[lane].windows if windows else None
+    if cut is not None and prompt_tokens > most_tokens(cut):
+        raise PromptTooLong(prompt_tokens, lane, most_tokens(cut), fits)
+    raise PromptTooLong(prompt_tokens + max_tokens, lane, lanes[lane].max_model_len, fits)
+
+
+def _speculates(policy: LanePolicy) -> bool:
+    return effective(policy).speculation is not None
+
+
+def _windowed(policy: LanePolicy, prompt_tokens: int, max_tokens: int) -> bool:
+    """Whether the lane answers this in windows."""
+    if policy.windows is None or policy.windows.tokens + max_tokens > policy.max_model_len:
+        return False
+    return prompt_tokens <= most_tokens(policy.windows)
 
 
 def slug(model: str) -> str:

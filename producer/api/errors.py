@@ -20,6 +20,7 @@ from producer.request import refusal_of
 STATUS: Mapping[Code, int] = {
     Code.INVALID_JSON: 400,
     Code.DUPLICATE_FIELD: 400,
+    Code.UNSUPPORTED_PARAMETER: 400,
     Code.UNAUTHORIZED: 401,
     Code.NOT_FOUND: 404,
     Code.JOB_NOT_FOUND: 404,

@@ -14,7 +14,7 @@ from jobs.domain import tokens
 from jobs.domain.outcomes import Completed, FinishReason, Outcome, Rejected, Retryable
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
 from jobs.model_files import smollm2_path
-from producer.tokens import TokenCounter
+from jobs.tokenizer import TokenCounter
 from workers.engines import llamacpp
 from workers.engines.llamacpp import LlamaCppEngine
 from workers.engines.seam import Chunk, Engine

@@ -10,7 +10,7 @@ from jobs import model_files
 from jobs.domain.lanes import LANES, Kind, route
 from jobs.domain.requests import Message, Role
 from producer import request
-from producer.tokens import TokenCounter
+from jobs.tokenizer import TokenCounter
 from trilane.demo import work
 
 

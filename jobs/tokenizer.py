@@ -1,11 +1,11 @@
-"""Counting the tokens of a prompt before it is routed: with the model's tokenizer, or by an estimate."""
+"""The model's tokens without its engine: prompts counted, texts encoded; where it is not there, estimated."""
 
 import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -13,6 +13,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from jobs import gguf
 from jobs.domain import tokens
 from jobs.domain.requests import Message, Role
+from jobs.model_files import ModelFileMissing, smollm2_path
+from jobs.settings import EngineSettings
 
 log = structlog.get_logger(__name__)
 
@@ -31,21 +33,47 @@ _SPECIAL = (3, 4)
 _DROPPED = "\0dropped"  # no text becomes this token: the byte-level alphabet has no NUL
 
 
+class _Vocabulary(Protocol):
+    """A model's tokenizer."""
+
+    exact: bool
+
+    def count(self, prompts: Sequence[Sequence[Message]]) -> list[int]:
+        """Tokens of each chat prompt."""
+        ...
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text."""
+        ...
+
+
 class TokenCounter:
     """Counts what an engine will see of a chat prompt, the opening of the answer included.
 
     Exact if `model_path` is a GGUF file with SmolLM2's kind of tokenizer and chat template: its vocabulary is
-    then loaded at the first count (0.2 s, 20 MB; no weights). Else by `jobs.domain.tokens.estimate`, which
-    states its limits. Safe in threads. 100 KB of text take 50 to 150 ms.
+    then loaded at the first count (0.2 s, 20 MB; no weights). In a directory with a `tokenizer.json` the
+    messages' text is counted exactly and the chat template is taken for ChatML. Else by
+    `jobs.domain.tokens.estimate`, which states its limits. Safe in threads. 100 KB of text take 50 to 150 ms.
     """
 
     def __init__(self, model_path: Path | None = None) -> None:
         self._path = model_path
 
+    @classmethod
+    def of(cls, settings: EngineSettings, engine: str | None = None) -> "TokenCounter":
+        """The counter for what `engine` (None: the setting's) serves."""
+        path = settings.model_path
+        if path is None and (engine or settings.name) == "llamacpp":
+            try:
+                path = smollm2_path()
+            except ModelFileMissing:
+                path = None
+        return cls(path)
+
     @property
     def is_exact(self) -> bool:
         """Whether counts are the engine's own."""
-        return self._chat is not None
+        return self._vocabulary is not None and self._vocabulary.exact
 
     def count(self, messages: Sequence[Message]) -> int:
         """Tokens of the prompt that `messages` make."""
@@ -53,21 +81,63 @@ class TokenCounter:
 
     def count_many(self, prompts: Sequence[Sequence[Message]]) -> list[int]:
         """`count` of each prompt; for many it uses all cores."""
-        return self._chat.count(prompts) if self._chat else [tokens.estimate(prompt) for prompt in prompts]
+        if self._vocabulary is None:
+            return [tokens.estimate(prompt) for prompt in prompts]
+        return self._vocabulary.count(prompts)
+
+    def count_texts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text by itself, without a chat template."""
+        if self._vocabulary is None:
+            return [tokens.of_text(text) for text in texts]
+        return [len(ids) for ids in self._vocabulary.ids(texts)]
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]] | None:
+        """The token ids of each text; None where the model's tokenizer is not here."""
+        return self._vocabulary.ids(texts) if self._vocabulary else None
 
     @cached_property
-    def _chat(self) -> "_Chat | None":
+    def _vocabulary(self) -> _Vocabulary | None:
         if self._path is None:
             return None
         try:
+            if self._path.is_dir():
+                return _Plain(self._path / "tokenizer.json")
             return _Chat(gguf.read_metadata(self._path))
         except (OSError, ValueError) as error:
             log.warning("tokenizer.unavailable", file=self._path.name, reason=str(error), counting="estimate")
             return None
 
 
+class _Plain:
+    """The tokenizer of a Hugging Face checkpoint, with ChatML's overhead for its chat template."""
+
+    exact = False
+
+    def __init__(self, file: Path) -> None:
+        """Raise `OSError` where there is no such file, `ValueError` where it is no tokenizer."""
+        try:
+            self._tokenizer = Tokenizer.from_buffer(file.read_bytes())
+        except OSError:
+            raise
+        except Exception as error:  # the tokenizers package raises nothing narrower
+            raise ValueError(f"no tokenizer in {file.name}") from error
+
+    def count(self, prompts: Sequence[Sequence[Message]]) -> list[int]:
+        lengths = iter(map(len, self.ids([message.content for prompt in prompts for message in prompt])))
+        return [
+            tokens.ANSWER_OVERHEAD + tokens.MESSAGE_OVERHEAD * len(prompt) + sum(islice(lengths, len(prompt)))
+            for prompt in prompts
+        ]
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        storable = [_storable(text) for text in texts]
+        return [coded.ids for coded in self._tokenizer.encode_batch_fast(storable, add_special_tokens=False)]
+
+
 class _Chat:
     """The tokenizer and the chat template of a model."""
+
+    exact = True
 
     def __init__(self, metadata: dict[str, Any]) -> None:
         """Raise `ValueError` if the metadata describes another kind than SmolLM2's."""
@@ -102,12 +172,18 @@ class _Chat:
         given = not prompt or prompt[0].role is Role.SYSTEM
         return self._opening + (0 if given else self._default_turn)
 
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast([_storable(text) for text in texts])
+        return [[id for id in encoding.ids if id != self._dropped] for encoding in encodings]
+
     def _lengths(self, texts: Sequence[str]) -> list[int]:
-        encodings = self._tokenizer.encode_batch_fast(texts)
-        return [len(encoding.ids) - encoding.ids.count(self._dropped) for encoding in encodings]
+        return [len(ids) for ids in self.ids(texts)]
 
 
 def _turn(role: str, content: str) -> str:
+    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+def _storable(text: str) -> str:
     # A lone surrogate is refused elsewhere; here it must only not break the count.
-    storable = content.encode(errors="replace").decode()
-    return f"<|im_start|>{role}\n{storable}<|im_end|>\n"
+    return text.encode(errors="replace").decode()
