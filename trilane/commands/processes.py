@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -45,26 +46,38 @@ def worker(lanes: str | None, gpus: tuple[int, ...], engine: str | None) -> None
     if unknown:
         raise click.BadParameter(f"no lane {unknown[0]!r}; the lanes are {', '.join(settings.lanes)}")
     placement = settings.placement(wanted, gpus)
-    _bind(placement, next(lane for name, lane in settings.lanes.items() if name in wanted))
+    engine = engine or placement.engine or settings.engine.name
+    policies = [lane for name, lane in settings.lanes.items() if name in wanted]
+    _prepare(placement, policies, warms_up=settings.engine.warms_up(engine))
     if placement.model_path:
         own = settings.engine.model_copy(update={"model_path": placement.model_path})
         settings = settings.model_copy(update={"engine": own})
     from workers import worker as lane_worker
 
-    sys.exit(lane_worker.run(settings, wanted, engine or placement.engine))
+    sys.exit(lane_worker.run(settings, wanted, engine))
 
 
-def _bind(placement: WorkerPlacement, policy: LanePolicy) -> None:
-    """Give this process its cards and its share of them, before anything that uses CUDA is imported."""
-    from workers import mps, pinning
+def _prepare(placement: WorkerPlacement, policies: Sequence[LanePolicy], warms_up: bool) -> None:
+    """Bind this process to its cards before anything that uses CUDA is imported, and see what it will read.
+
+    `policies` are the lanes' in rank order: the first lane's is the engine's.
+    """
+    from workers import mps, pinning, warm_up_prompts
     from workers.card_lock import PrivateDirectoryError
 
     try:
         if placement.gpus:
-            pinning.pin(placement.gpus, policy)
+            pinning.pin(placement.gpus, policies[0])
         if placement.mps:
             mps.join(placement.mps, len(placement.gpus))
-    except (pinning.PinningError, mps.MpsError, PrivateDirectoryError) as error:
+        for policy in policies if warms_up else ():
+            warm_up_prompts.templates(policy)  # now, not after minutes of loading
+    except (
+        pinning.PinningError,
+        mps.MpsError,
+        warm_up_prompts.TemplatesError,
+        PrivateDirectoryError,
+    ) as error:
         raise click.ClickException(str(error)) from None
 
 
