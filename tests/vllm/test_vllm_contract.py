@@ -1,0 +1,58 @@
+"""The engine contract, kept by real vLLM with SmolLM2."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from jobs.domain.policies import EnginePolicy
+from jobs.domain.requests import GenerationRequest
+from jobs.model_files import smollm2_path
+from jobs.tokenizer import TokenCounter
+from tests.contract import test_engines as contract
+from tests.vllm import models
+from workers.engines.registry import EngineConfig
+from workers.engines.vllm import VllmEngine
+
+globals().update({name: test for name, test in vars(contract).items() if name.startswith("test_")})
+
+
+def vllm() -> contract.Rig:
+    """vLLM, its prefill in steps of 64 tokens, so that it is caught in the act."""
+    config = EngineConfig(
+        "smollm2",
+        slots=contract.SLOTS,
+        max_model_len=contract.MAX_MODEL_LEN,
+        model_path=models.smollm2(),
+        policy=EnginePolicy(sequences=contract.SLOTS, batched_tokens=64, kv_cache_gib=0.5),
+        options={"dtype": "float32", "enforce_eager": True},
+    )
+    engine = VllmEngine(config)
+
+    def unfinished() -> int:
+        count: int = engine._llm.output_processor.get_num_unfinished_requests()
+        return count
+
+    def whole_text(request: GenerationRequest) -> str:
+        return rig.run(_whole_text(engine, request))
+
+    rig = contract.Rig(engine, TokenCounter(smollm2_path()).count, unfinished, whole_text)
+    return rig
+
+
+async def _whole_text(engine: VllmEngine, request: GenerationRequest) -> str:
+    from vllm.sampling_params import RequestOutputKind
+
+    prepared = await engine._prepare(request)
+    assert isinstance(prepared, tuple)
+    prompt, params = prepared
+    params.output_kind = RequestOutputKind.FINAL_ONLY
+    text = ""
+    async for output in engine._llm.generate(prompt, params, "whole"):
+        text = output.outputs[0].text
+    return text
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[contract.Rig]:
+    """One engine for all tests of the contract."""
+    yield from contract.running(vllm)
