@@ -43,6 +43,15 @@ class Move(StrEnum):
     REDRIVE = "redrive"
 
 
+class Surface(StrEnum):
+    """The API that a job came through, which decides how it is shown and what its end is told as."""
+
+    JOB = "job"
+    RESPONSE = "response"
+    CHAT = "chat"
+    BATCH = "batch"
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """From where a move may start, where it ends, and whether it charges the job's budget of failures."""
@@ -101,6 +110,7 @@ class NewJob:
     webhook: Webhook | None = None
     idempotency_key: str | None = None
     payload_hash: bytes | None = None
+    surface: Surface = Surface.JOB
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,7 @@ class Job:
     finished_at: datetime | None
     error_code: str | None
     error_message: str | None
+    surface: Surface
 
 
 @dataclass(frozen=True, slots=True)

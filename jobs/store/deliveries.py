@@ -18,7 +18,7 @@ from jobs.domain.jobs import Status, new_id
 EVENT_COLUMNS = (
     "j.id, j.tenant_id, j.kind, j.model, j.lane, j.priority, j.status, j.attempt, j.redrives, j.metadata,"
     " j.webhook_url, j.webhook_events, j.webhook_secret, j.created_at, j.finished_at, j.error_code,"
-    " j.error_message"
+    " j.error_message, j.surface"
 )
 
 # A started event is told once however many attempts there are: the unique key holds the second back.
@@ -26,7 +26,7 @@ _INSERT = text(
     """
     INSERT INTO webhook_deliveries (id, job_id, tenant_id, event, generation, url, host, secret, payload)
     VALUES (:id, :job_id, :tenant_id, :event, :generation, :url, :host, :secret, :payload)
-    ON CONFLICT (job_id, event, generation) DO NOTHING
+    ON CONFLICT (job_id, batch_id, endpoint_id, event, generation) DO NOTHING
     """
 )
 

@@ -49,6 +49,7 @@ _COLUMNS = (
     "deadline",
     "not_before",
     "max_attempts",
+    "surface",
 )
 
 # A new job is announced at once while its queue has room and nothing older waits for the feeder; this
@@ -66,6 +67,7 @@ _INSERT = text(
                CAST(:idempotency_key AS text) AS idempotency_key,
                CAST(:payload_hash AS bytea) AS payload_hash, CAST(:deadline AS timestamptz) AS deadline,
                CAST(:not_before AS timestamptz) AS not_before, CAST(:max_attempts AS int) AS max_attempts,
+               CAST(:surface AS text) AS surface,
                (CAST(:not_before AS timestamptz) IS NULL OR CAST(:not_before AS timestamptz) <= now())
                AND NOT EXISTS (
                    SELECT 1 FROM jobs WHERE queue = :queue
@@ -161,4 +163,5 @@ def _values(job: NewJob) -> dict[str, Any]:
         "deadline": job.deadline,
         "not_before": job.not_before,
         "max_attempts": job.max_attempts,
+        "surface": job.surface.value,
     }

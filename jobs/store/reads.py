@@ -39,8 +39,8 @@ def detail(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> J
     if job.status is Status.SUCCEEDED:
         row = connection.execute(
             text(
-                "SELECT output, finish_reason, prompt_tokens, cached_tokens, output_tokens, choices, windows"
-                " FROM results WHERE job_id = :id"
+                "SELECT attempt, output, finish_reason, prompt_tokens, cached_tokens, output_tokens, choices,"
+                " windows FROM results WHERE job_id = :id"
             ),
             {"id": job_id},
         ).one_or_none()

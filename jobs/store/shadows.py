@@ -132,8 +132,8 @@ def compared(connection: Connection, pair: Pair, comparison: Comparison | None) 
     """Keep what a comparison found (None: one side has no answer), and forget the shadow's job."""
     connection.execute(
         text(
-            "UPDATE precision_shadows"
-            " SET compared_at = now(), exact = :exact, agreed = :agreed, tokens = :tokens WHERE job_id = :job_id"
+            "UPDATE precision_shadows SET compared_at = now(),"
+            " exact = :exact, agreed = :agreed, tokens = :tokens WHERE job_id = :job_id"
         ),
         {
             "job_id": pair.job_id,

@@ -99,6 +99,7 @@ jobs = Table(
     _time("finished_at"),
     Column("error_code", Text),
     Column("error_message", Text),
+    Column("surface", Text, nullable=False, server_default="job", comment="the API it came through"),
 )
 
 _queued = jobs.c.status == text("'queued'")
@@ -188,7 +189,9 @@ webhook_deliveries = Table(
     "webhook_deliveries",
     metadata,
     Column("id", UUID, primary_key=True),
-    Column("job_id", UUID, ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("job_id", UUID, ForeignKey("jobs.id", ondelete="CASCADE")),
+    Column("batch_id", UUID, ForeignKey("batches.id", ondelete="CASCADE")),
+    Column("endpoint_id", UUID, ForeignKey("webhook_endpoints.id", ondelete="CASCADE")),
     Column("tenant_id", UUID, nullable=False),
     Column("event", Text, nullable=False),
     Column("generation", Integer, nullable=False, comment="the job's redrives when it happened"),
@@ -203,7 +206,10 @@ webhook_deliveries = Table(
     _time("lease_until"),
     _time("delivered_at"),
     _created(),
-    UniqueConstraint("job_id", "event", "generation"),
+    # One of each event for a job's own webhook, and for each endpoint.
+    UniqueConstraint(
+        "job_id", "batch_id", "endpoint_id", "event", "generation", postgresql_nulls_not_distinct=True
+    ),
 )
 _pending = webhook_deliveries.c.status == text("'pending'")
 Index("ix_webhook_deliveries_due", webhook_deliveries.c.next_attempt_at, postgresql_where=_pending)
@@ -262,4 +268,107 @@ workers = Table(
     Column("figures", JSONB, nullable=False, server_default="{}"),
     _time("started_at", nullable=False, server_default=func.now()),
     _time("seen_at", nullable=False, server_default=func.now()),
+)
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("job_id", UUID, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("tenant_id", UUID, nullable=False),
+    Column("previous_id", UUID, comment="the response that this one goes on from"),
+    Column("body", JSONB, nullable=False, comment="what was asked for, as it is shown again"),
+    Column("instructions", Text),
+    Column("background", Boolean, nullable=False),
+    Column("stored", Boolean, nullable=False, comment="whether it can be asked for later"),
+    Column("dropped_tokens", Integer, nullable=False, server_default="0", comment="by truncation auto"),
+    _created(),
+)
+
+files = Table(
+    "files",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("tenant_id", UUID, nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("purpose", Text, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    _created(),
+    _time("expires_at"),
+    Index("ix_files_tenant", "tenant_id", "id"),
+    Index("ix_files_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+)
+
+file_parts = Table(
+    "file_parts",
+    metadata,
+    Column("file_id", UUID, ForeignKey("files.id", ondelete="CASCADE"), primary_key=True),
+    Column("part", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("tenant_id", UUID, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("model", Text),
+    Column("completion_window", Text, nullable=False),
+    Column("input_file_id", UUID, nullable=False),
+    Column("output_file_id", UUID),
+    Column("error_file_id", UUID),
+    Column("metadata", JSONB(none_as_null=True)),
+    Column("output_expires_s", Integer),
+    Column("status", Text, nullable=False, server_default="validating"),
+    Column("errors", JSONB(none_as_null=True)),
+    Column("total", Integer, nullable=False, server_default="0"),
+    Column(
+        "completed", Integer, nullable=False, server_default="0", comment="final, as are failed and usage"
+    ),
+    Column("failed", Integer, nullable=False, server_default="0"),
+    Column("usage", JSONB(none_as_null=True)),
+    _created(),
+    _time("expires_at", nullable=False),
+    _time("in_progress_at"),
+    _time("finalizing_at"),
+    _time("completed_at"),
+    _time("failed_at"),
+    _time("expired_at"),
+    _time("cancelling_at"),
+    _time("cancelled_at"),
+    Index("ix_batches_tenant", "tenant_id", "id"),
+    Index(
+        "ix_batches_open",
+        "id",
+        postgresql_where=text("status IN ('validating', 'in_progress', 'finalizing', 'cancelling')"),
+    ),
+)
+
+batch_items = Table(
+    "batch_items",
+    metadata,
+    Column("batch_id", UUID, ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    Column("line", Integer, primary_key=True),
+    Column("custom_id", Text, nullable=False),
+    # No foreign key: 50,000 rows are copied at once, and retention takes the jobs first.
+    Column("job_id", UUID, nullable=False, unique=True),
+)
+
+webhook_endpoints = Table(
+    "webhook_endpoints",
+    metadata,
+    Column("id", UUID, primary_key=True),
+    Column("tenant_id", UUID, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("event_types", ARRAY(Text), nullable=False),
+    Column("secret", Text, nullable=False, comment="encrypted"),
+    Column("old_secret", Text, comment="encrypted; signs too until old_secret_until"),
+    _time("old_secret_until"),
+    _time("failing_since", comment="no delivery has succeeded since then"),
+    _time("disabled_at"),
+    Column("disabled_reason", Text),
+    _created(),
+    _time("updated_at", nullable=False, server_default=func.now()),
+    Index("ix_webhook_endpoints_tenant", "tenant_id", "id"),
 )

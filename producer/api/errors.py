@@ -58,11 +58,13 @@ log = structlog.get_logger()
 
 
 class ErrorDetail(BaseModel):
-    """What is wrong, where, and what to do."""
+    """What is wrong, where, and what to do. OpenAI's clients read `type`, `code`, `param` and `message`."""
 
+    type: str = Field(description="The kind of error, by OpenAI's names.", examples=["invalid_request_error"])
     code: str = Field(description="Stable: programs may rely on it.", examples=["out_of_range"])
     message: str = Field(examples=["Input should be less than or equal to 2"])
     field: str | None = Field(description="The path of the field at fault.", examples=["temperature"])
+    param: str | None = Field(description="The same as `field`.", examples=["temperature"])
     limit: int | float | str | None = Field(description="What holds there.", examples=[2])
     remedy: str | None = Field(examples=["Choose a value within the limit."])
 
@@ -77,13 +79,21 @@ class ErrorBody(BaseModel):
         """The body that tells of a refusal."""
         return cls(
             error=ErrorDetail(
+                type=_type(STATUS[refusal.code]),
                 code=refusal.code.value,
                 message=refusal.message,
                 field=refusal.field,
+                param=refusal.field,
                 limit=refusal.limit,
                 remedy=refusal.remedy,
             )
         )
+
+
+def _type(status: int) -> str:
+    """OpenAI's name for the kind of error that a status tells of."""
+    known = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return known.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -1,0 +1,167 @@
+"""Follows a job's text from its beginning: live from Redis, and from the stored answer once it has ended."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from jobs import live
+from jobs.live import Event, LiveEvent
+from jobs.store import reads
+from jobs.store.reads import JobDetail
+from producer import moves
+from producer.api.hub import Listener, Signal
+from producer.api.services import Services
+
+HEARTBEAT_S = 15.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An attempt is under way."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text of an attempt that begins at the character `start` of its answer."""
+
+    attempt: int
+    start: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Nothing came for `HEARTBEAT_S`; the stream goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The API stops; the job goes on, and another stream can go on with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job has ended. `detail` is None where it was deleted meanwhile.
+
+    `attempt` is that of its answer, or the last one. All pieces of the answer came before.
+    """
+
+    detail: JobDetail | None
+    attempt: int
+
+
+Progress = Running | Piece | Quiet | Closing | Ended
+
+
+async def follow(services: Services, tenant_id: uuid.UUID, job_id: uuid.UUID) -> AsyncIterator[Progress]:
+    """The job's progress from its beginning until it has ended, whatever its state now.
+
+    Pieces of one attempt follow each other without a gap or an overlap. Pieces of a later attempt begin at 0
+    again. Raises `Refusal` where the tenant has no such job.
+    """
+    detail = await services.transact(moves.found, tenant_id, job_id)
+    text = _Text()
+    ended = detail.job.status.terminal
+    if not ended and detail.job.attempt and detail.job.status.value == "running":
+        yield Running(detail.job.attempt)
+    async with services.hub.listening(str(job_id)) as listener:
+        while True:
+            if ended and (end := await _end(services, tenant_id, job_id, text)) is not None:
+                for progress in end:
+                    yield progress
+                return
+            item = await _next(listener)
+            if item is Signal.CLOSE:
+                yield Closing()
+                return
+            if item is None:
+                yield Quiet()
+                continue
+            events = (
+                [item]
+                if isinstance(item, Event)
+                else await services.hub.backlog(str(job_id), text.last_id, listener)
+            )
+            for progress in text.take(events):
+                yield progress
+            ended = live.ENDED in events
+
+
+class _Text:
+    """The text so far, of the newest attempt."""
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self.text = ""
+        self.last_id: str | None = None
+
+    def take(self, events: Sequence[Event]) -> list[Progress]:
+        """What is new in these events; those that were taken before are passed over."""
+        found: list[Progress] = []
+        for event in events:
+            if event.id is None or _order(event.id) <= _order(self.last_id):
+                continue
+            self.last_id = event.id
+            attempt = _order(event.id)[0]
+            if attempt != self.attempt:
+                self.attempt, self.text = attempt, ""
+                found.append(Running(attempt))
+            if event.event is LiveEvent.TEXT:
+                found.append(self._add(event.data["text"]))
+            elif event.event is LiveEvent.SNAPSHOT and event.data["text"].startswith(self.text):
+                found.append(self._add(event.data["text"][len(self.text) :]))
+        return [one for one in found if not isinstance(one, Piece) or one.text]
+
+    def rest(self, answer: str, attempt: int) -> Piece | None:
+        """What is missing of the stored answer."""
+        if attempt != self.attempt:
+            self.attempt, self.text = attempt, ""
+        missing = answer[len(self.text) :] if answer.startswith(self.text) else ""
+        return self._add(missing) if missing else None
+
+    def _add(self, piece: str) -> Piece:
+        start = len(self.text)
+        self.text += piece
+        return Piece(self.attempt, start, piece)
+
+
+async def _end(
+    services: Services, tenant_id: uuid.UUID, job_id: uuid.UUID, text: _Text
+) -> list[Progress] | None:
+    """The rest of the answer and the end; None where the job goes on after all, or nobody can tell now."""
+    try:
+        detail = await services.transact(reads.detail, tenant_id, job_id)
+    except SQLAlchemyError as error:
+        log.warning("stream.end_delayed", job_id=str(job_id), error=type(error).__name__)
+        return None
+    if detail is None:
+        return [Ended(None, text.attempt)]
+    if not detail.job.status.terminal:
+        return None
+    if detail.result is None:
+        return [Ended(detail, detail.job.attempt)]
+    attempt = detail.result["attempt"]
+    rest = text.rest(detail.result["output"], attempt)
+    return [*([rest] if rest else []), Ended(detail, attempt)]
+
+
+async def _next(listener: Listener) -> Event | Signal | None:
+    """What the listener is told next; None after a while of silence."""
+    try:
+        async with asyncio.timeout(HEARTBEAT_S):
+            return await listener.get()
+    except TimeoutError:
+        return None
+
+
+def _order(event_id: str | None) -> tuple[int, int]:
+    attempt, _, sequence = (event_id or "0-0").partition("-")
+    return int(attempt), int(sequence)
