@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 from sqlalchemy import Engine, text
 
 from jobs.settings import Settings
@@ -15,6 +16,14 @@ from tests.conftest import SECRET_KEY
 from tests.waiting import until
 
 LEASE_S = 2.0
+
+
+def is_gone(pid: int) -> bool:
+    """Whether no process of this number runs any more."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Processes:

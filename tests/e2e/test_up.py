@@ -2,13 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,29 +18,33 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.processes import is_gone
+from tests.waiting import until
 from trilane.stack import local
 
 PARTS = {"postgres", "redis", "worker-hot", "worker-warm", "worker-cold", "api", "control", "beat", "flower"}
 
+# Two workers for one lane, and one for the other two, all run warm first.
+TABLE = """
+[engine]
+warm_up = true
+
+[lane.hot.warm_up]
+prompt_tokens = [512]
+
+[[workers]]
+lanes = ["hot"]
+
+[[workers]]
+lanes = ["warm", "cold"]
+
+[[workers]]
+lanes = ["hot"]
+"""
+
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 40.0
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
-    """Wait for the condition, looking twenty times a second; fail the test if it does not come true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"the condition did not come true in {timeout_s:g} s")
-        time.sleep(0.05)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether no process of this number runs any more."""
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
+WAIT_S = 30.0
 
 
 @dataclass
@@ -82,16 +86,18 @@ def command(data_dir: Path, *arguments: str) -> list[str]:
 
 
 @contextmanager
-def run_up(data_dir: Path) -> Iterator[Up]:
+def run_up(data_dir: Path, config: str = "") -> Iterator[Up]:
     """`trilane up` on this data directory, ready; it is stopped at the end if the test did not."""
     ready_file, output = data_dir.parent / "ready.json", data_dir.parent / "output.txt"
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRILANE_")}
+    (data_dir.parent / "trilane.toml").write_text(config)
+    env["TRILANE_CONFIG"] = str(data_dir.parent / "trilane.toml")
     with output.open("wb") as file:
         process = subprocess.Popen(
             command(data_dir, "--ready-file", str(ready_file)), env=env, stdout=file, stderr=file
         )
     try:
-        wait_until(lambda: ready_file.exists() or process.poll() is not None, START_TIMEOUT_S)
+        until(lambda: ready_file.exists() or process.poll() is not None, START_TIMEOUT_S)
         if process.poll() is not None:
             raise AssertionError(f"trilane up ended:\n{output.read_text()}")
         yield Up(process, json.loads(ready_file.read_text()), data_dir, output)
@@ -127,16 +133,16 @@ def test_a_stack_starts_heals_refuses_a_second_and_stops_and_its_jobs_outlive_it
 
         with running.client() as client:
             done = submit(client)
-            wait_until(lambda: status_of(client, done) == "succeeded")
+            until(lambda: status_of(client, done) == "succeeded", WAIT_S)
             soon = datetime.now(UTC) + timedelta(seconds=20)
             waiting = submit(client, not_before=soon.isoformat())
 
             killed = running.pids["worker-hot"]
             os.kill(killed, signal.SIGKILL)
-            wait_until(lambda: running.pids.get("worker-hot", killed) != killed)
+            until(lambda: running.pids.get("worker-hot", killed) != killed, WAIT_S)
             assert "worker-hot ended by SIGKILL" in running.output
             after = submit(client)
-            wait_until(lambda: status_of(client, after) == "succeeded")
+            until(lambda: status_of(client, after) == "succeeded", WAIT_S)
 
         second = subprocess.run(command(data_dir), capture_output=True, text=True, timeout=30)
         assert second.returncode == 1
@@ -152,14 +158,19 @@ def test_a_stack_starts_heals_refuses_a_second_and_stops_and_its_jobs_outlive_it
         assert not (data_dir / "stack.json").exists()
         first_key = running.ready["api_key"]
 
-    with run_up(data_dir) as running:
+    with run_up(data_dir, TABLE) as running:
         assert running.ready["api_key"] == first_key
+        workers = {name for name in running.pids if name.startswith("worker-")}
+        assert workers == {"worker-hot", "worker-hot-2", "worker-warm-cold"}
+        for name in workers:
+            assert re.search(rf"^{name} warms up: \d+ of \d+$", running.output, re.M), running.output
+            assert f"{name} is ready after" in running.output
         with running.client() as client:
             assert status_of(client, done) == "succeeded"
-            wait_until(lambda: status_of(client, waiting) == "succeeded", 60.0)
+            until(lambda: status_of(client, waiting) == "succeeded", 60.0)
         family = running.family()
         running.process.kill()
-        wait_until(lambda: all(map(is_gone, family)))
+        until(lambda: all(map(is_gone, family)), WAIT_S)
 
 
 def test_a_busy_port_that_was_asked_for_ends_with_one_clear_message(tmp_path: Path) -> None:

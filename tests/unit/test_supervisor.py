@@ -6,16 +6,18 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
+from tests.processes import is_gone
+from tests.waiting import until
 from trilane.stack import StackError, leftovers, ports
 from trilane.stack.supervisor import Part, Supervisor
+
+WAIT_S = 15.0
 
 # A part that has a child of its own, as a worker might; it says both process ids and waits.
 FAMILY = """
@@ -30,21 +32,6 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("deaf", flush=True)
 time.sleep(600)
 """
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError("the condition did not come true in time")
-        time.sleep(0.02)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
 
 
 def python(code: str) -> list[str]:
@@ -88,11 +75,11 @@ def test_a_crashed_part_is_named_and_runs_again(
     supervisor.start(Part("family", python(FAMILY), ready=lambda: "pids" in log(tmp_path, "family")))
     first = supervisor.pids()["family"]
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: supervisor.pids().get("family", first) != first)
+    until(lambda: supervisor.pids().get("family", first) != first, WAIT_S)
     assert any("family ended by SIGKILL" in line and "family.log" in line for line in said)
-    wait_until(lambda: any("runs again" in line for line in said))
+    until(lambda: any("runs again" in line for line in said), WAIT_S)
     grandchild = int(log(tmp_path, "family").split()[2])
-    wait_until(lambda: gone(grandchild))
+    until(lambda: is_gone(grandchild), WAIT_S)
 
 
 def test_a_part_that_keeps_crashing_is_started_less_and_less_often(
@@ -103,7 +90,7 @@ def test_a_part_that_keeps_crashing_is_started_less_and_less_often(
     supervisor.start(Part("flaky", [*python(code), str(broken)]))
     broken.touch()
     os.kill(supervisor.pids()["flaky"], signal.SIGTERM)
-    wait_until(lambda: sum("ended with exit code 3" in line for line in said) >= 3)
+    until(lambda: sum("ended with exit code 3" in line for line in said) >= 3, WAIT_S)
     delays = [line.split(" in ")[1].split(" s;")[0] for line in said if " ended " in line]
     assert delays[:4] == ["0.05", "0.1", "0.2", "0.2"]
 
@@ -130,7 +117,7 @@ def test_stop_ends_parts_their_children_and_those_that_ignore_the_signal(
     supervisor.stop()
     assert supervisor.pids() == {}
     for pid in pids:
-        wait_until(partial(gone, pid))
+        until(partial(is_gone, pid), WAIT_S)
 
 
 def test_what_was_started_last_is_stopped_first(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -170,7 +157,7 @@ def test_a_killed_parent_leaves_no_process(tmp_path: Path) -> None:
         assert len(pids) == 2
         process.kill()
         for pid in pids:
-            wait_until(partial(gone, int(pid)))
+            until(partial(is_gone, int(pid)), WAIT_S)
 
 
 def test_a_part_runs_at_its_niceness(supervisor: Supervisor, tmp_path: Path) -> None:
