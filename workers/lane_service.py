@@ -131,7 +131,7 @@ class LaneService:
             began = time.monotonic()
             await self._engine.start()
             cold_start_s = time.monotonic() - began
-        log.info("engine.started", worker=self._name, engine=self._engine.name, cold_start_s=cold_start_s)
+        log.info("worker.started", worker=self._name, engine=self._engine.name, cold_start_s=cold_start_s)
 
         def told(figures: Mapping[str, Any]) -> None:
             self._warm_up = {"cold_start_s": cold_start_s, **figures}

@@ -75,4 +75,4 @@ def test_a_template_file_that_is_missing_is_told_before_the_engine_starts(proces
     )
     assert process.wait(30) == 1
     assert "lane.hot.warm_up.templates_file: /none cannot be read" in processes.logs()
-    assert "engine.started" not in processes.logs()
+    assert "worker.started" not in processes.logs()

@@ -40,7 +40,7 @@ def test_each_worker_has_its_lane_and_its_gpu(services: dict[str, Any]) -> None:
     gpus = []
     for lane in load().lanes:
         worker = services[f"worker-{lane}"]
-        assert worker["command"] == ["trilane", "worker", "--lanes", lane]
+        assert worker["command"] == ["trilane", "worker", "--lane", lane, "--gpu", "0"]
         (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
         assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
         gpus += device["device_ids"]
