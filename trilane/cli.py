@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "control": ("trilane.commands.processes:control", "Run the control process: sweeps, feed, webhooks."),
     "beat": ("trilane.commands.processes:beat", "Run Celery beat for what can wait: retention."),
     "flower": ("trilane.commands.processes:flower", "Run Flower, Celery's monitoring pages."),
+    "plan": ("trilane.commands.plan:plan", "Show which lane fits on which card, and what to change."),
     "precision-check": (
         "trilane.commands.precision:precision_check",
         "Compare a lane's answers with those of another lane's precision.",
@@ -69,8 +70,9 @@ def _explain(error: Exception) -> str | None:
     from jobs.settings import SettingsError
     from trilane.stack import StackError
     from workers.engines.registry import UnknownEngine
+    from workers.planning.plan import PlanRefused
 
-    if isinstance(error, StackError | SettingsError | UnknownEngine):
+    if isinstance(error, StackError | SettingsError | UnknownEngine | PlanRefused):
         return str(error)
     from redis.exceptions import ConnectionError as RedisAway
 
