@@ -1,4 +1,4 @@
-"""The models of the tests on real vLLM: SmolLM2 converted from its GGUF, and a tiny Llama made on the spot."""
+"""The models of the tests on real vLLM: SmolLM2, converted from its GGUF, and a tiny Llama."""
 
 import json
 import shutil

@@ -33,10 +33,10 @@ def vllm() -> contract.Rig:
         return count
 
     def whole_text(request: GenerationRequest) -> str:
-        return rig.run(_whole_text(engine, request))
+        return made.run(_whole_text(engine, request))
 
-    rig = contract.Rig(engine, TokenCounter(smollm2_path()).count, unfinished, whole_text)
-    return rig
+    made = contract.Rig(engine, TokenCounter(smollm2_path()).count, unfinished, whole_text)
+    return made
 
 
 async def _whole_text(engine: VllmEngine, request: GenerationRequest) -> str:
@@ -46,10 +46,8 @@ async def _whole_text(engine: VllmEngine, request: GenerationRequest) -> str:
     assert isinstance(prepared, tuple)
     prompt, params = prepared
     params.output_kind = RequestOutputKind.FINAL_ONLY
-    text = ""
-    async for output in engine._llm.generate(prompt, params, "whole"):
-        text = output.outputs[0].text
-    return text
+    outputs = [output async for output in engine._llm.generate(prompt, params, "whole")]
+    return str(outputs[-1].outputs[0].text)
 
 
 @pytest.fixture(scope="module")
