@@ -49,7 +49,11 @@ def join(share: MpsShare, cards: int, environ: MutableMapping[str, str] = os.env
 
 
 def bounds(share: MpsShare, cards: int) -> dict[str, str]:
-    """The variables that hold a client to its share; its own cards count from 0."""
+    """The variables that hold a client to its share.
+
+    The memory limit names cards by the numbers that the client itself sees, from 0, as NVIDIA's fractioning
+    plug-in for Kubernetes writes it.
+    """
     values = {}
     if share.low_priority:
         values["CUDA_MPS_CLIENT_PRIORITY"] = _BELOW_NORMAL

@@ -11,6 +11,7 @@ import click
 import httpx
 from rich.console import Console
 
+from jobs.domain.lanes import LANES
 from trilane.demo import table
 from trilane.demo.account import Account
 from trilane.demo.run import run
@@ -52,7 +53,11 @@ def _on_a_stack(console: Console) -> Account:
     with tempfile.TemporaryDirectory(prefix="trilane-demo-") as directory:
         screen = Screen(console)
         options = local.Options(
-            data_dir=Path(directory), engine="llamacpp", webhook_allow=("127.0.0.1/32",), embedded=True
+            data_dir=Path(directory),
+            engine="llamacpp",
+            lanes=[(lane,) for lane in LANES],  # whatever the table of workers says
+            webhook_allow=("127.0.0.1/32",),
+            embedded=True,
         )
         begun = time.monotonic()
         screen.phase("Starting PostgreSQL, Redis, the API, three workers, control, beat and Flower")
