@@ -55,6 +55,12 @@ class Gate:
         if self._waiting:
             self._consider()
 
+    def move(self, limit: int, window_ms: int) -> None:
+        """Take another limit and another window; one that has begun keeps its time."""
+        self._limit, self._window_s = limit, window_ms / 1_000
+        if self._waiting:
+            self._consider()
+
     def _consider(self) -> None:
         full = self._inside + len(self._waiting) >= self._limit
         if self._work_conserving or full or self._load.running == 0:

@@ -78,6 +78,32 @@ def test_it_opens_when_the_engine_becomes_idle() -> None:
     run(test)
 
 
+def test_a_lower_limit_admits_what_was_gathered_where_nothing_more_can_come() -> None:
+    async def test() -> None:
+        gate = Gate(LONG_WINDOW, 8, EngineLoad())
+        await gate.enter(claim())
+        waiting = asyncio.create_task(gate.enter(claim()))
+        await settle()
+        gate.move(limit=3, window_ms=60_000)
+        await settle()
+        assert not waiting.done()
+        gate.move(limit=2, window_ms=60_000)
+        assert await waiting == 2
+        assert await gate.enter(claim()) == 3  # above its limit nobody is held up: their places were taken
+
+    run(test)
+
+
+def test_another_window_holds_from_the_next_gathering_on() -> None:
+    async def test() -> None:
+        gate = Gate(LONG_WINDOW, 8, EngineLoad())
+        await gate.enter(claim())
+        gate.move(limit=8, window_ms=20)
+        assert await gate.enter(claim()) == 2
+
+    run(test)
+
+
 def test_a_work_conserving_lane_never_holds_back() -> None:
     async def test() -> None:
         gate = Gate(replace(LONG_WINDOW, work_conserving=True), 4, EngineLoad())
