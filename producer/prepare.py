@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,6 +21,7 @@ from producer.request import DEFAULT_MAX_TOKENS, Request, WebhookTarget, parse, 
 from producer.routing import Router
 
 MAX_KEY_CHARS = 255
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _MANY: TypeAdapter[list[Request]] = TypeAdapter(list[Request])
@@ -72,21 +73,31 @@ class Preparer:
             checked = _MANY.validate_python(list(requests))
         except ValidationError as error:
             raise _refusal(error) from None
+        jobs = []
+        for position, job in enumerate(self.each(tenant, checked)):
+            if isinstance(job, Refusal):
+                job.field = f"[{position}].{job.field}"
+                raise job
+            jobs.append(job)
+        return jobs
+
+    def each(self, tenant: Tenant, requests: Sequence[Request]) -> list[NewJob | Refusal]:
+        """The job of each request, or why there is none; the tokens of all are counted at once."""
         now, targets_seen = clock.now(), set[str]()
+        prompts = [_tried(_messages, request, self._settings.api.max_messages) for request in requests]
+        counts = iter(self._counter.count_many([one for one in prompts if not isinstance(one, Refusal)]))
 
-        def messages(request: Request) -> tuple[Message, ...]:
-            return _messages(request, self._settings.api.max_messages)
-
-        prompts = _each(messages, checked)
-        counts = iter(zip(prompts, self._counter.count_many(prompts), strict=True))
-
-        def job(request: Request) -> NewJob:
+        def job(request: Request, messages: tuple[Message, ...]) -> NewJob:
+            prompt_tokens = next(counts)
             if request.webhook and request.webhook.url not in targets_seen:
                 self._check_target(request.webhook.url)
                 targets_seen.add(request.webhook.url)
-            return self._job(tenant, request, now, *next(counts))
+            return self._job(tenant, request, now, messages, prompt_tokens)
 
-        return _each(job, checked)
+        return [
+            messages if isinstance(messages, Refusal) else _tried(job, request, messages)
+            for request, messages in zip(requests, prompts, strict=True)
+        ]
 
     def _job(
         self,
@@ -162,16 +173,12 @@ class Preparer:
         return Webhook(webhook.url, tuple(dict.fromkeys(event.value for event in webhook.events)), sealed)
 
 
-def _each(call: Callable[[Request], T], requests: Sequence[Request]) -> list[T]:
-    """`call` of each request; a refusal's field begins with the request's position."""
-    results = []
-    for position, request in enumerate(requests):
-        try:
-            results.append(call(request))
-        except Refusal as refusal:
-            refusal.field = f"[{position}].{refusal.field}"
-            raise
-    return results
+def _tried(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Refusal:
+    """What `call(...)` answers, or the refusal that it raises."""
+    try:
+        return call(*args, **kwargs)
+    except Refusal as refusal:
+        return refusal
 
 
 def _messages(request: Request, limit: int) -> tuple[Message, ...]:

@@ -17,6 +17,7 @@ from producer.api import errors, events, health, jobs, lanes, webhooks
 from producer.api.auth import authenticate
 from producer.api.guard import Guard
 from producer.api.services import Services, Shared
+from producer.openai import files_routes
 from producer.request import Request
 
 SHUTDOWN_S = 5
@@ -50,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     errors.install(app)
     app.add_middleware(Guard, metrics=services.metrics)
-    for module in (jobs, events, webhooks, lanes, health):
+    for module in (jobs, events, webhooks, lanes, health, files_routes):
         app.include_router(module.router)
     # Behind an address that others reach, figures are for who has a key.
     app.get(

@@ -22,6 +22,7 @@ from producer.api.snapshot import Snapshots
 from producer.submitter import Submitter
 
 ANSWER_WITHIN_S = 10.0
+LONG_CALLS = 2
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class Services:
         self.hub = Hub(settings.redis_url, self._ended)
         # As many threads as connections: what waits for the database waits here, on no thread.
         self._threads = ThreadPoolExecutor(settings.api.db_threads, thread_name_prefix="api-db")
+        self._long = asyncio.Semaphore(LONG_CALLS)
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call(...)`, which asks the database, in one of the bounded threads.
@@ -54,6 +56,12 @@ class Services:
                 return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
         except TimeoutError:
             raise DatabaseTimeoutError(f"no answer within {ANSWER_WITHIN_S} s") from None
+
+    async def run_long(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `run`, for what may take seconds: without its limit of time, but only `LONG_CALLS` at once."""
+        async with self._long:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
     async def transact(
         self, call: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
