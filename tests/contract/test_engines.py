@@ -15,7 +15,7 @@ from jobs.domain.outcomes import Completed, FinishReason, Outcome, Rejected, Ret
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
 from jobs.model_files import smollm2_path
 from jobs.tokenizer import TokenCounter
-from workers.engines import llamacpp
+from workers.engines import llamacpp_wire
 from workers.engines.llamacpp import LlamaCppEngine
 from workers.engines.seam import Chunk, Engine
 from workers.engines.sim import SimEngine, SimProfile
@@ -111,7 +111,7 @@ def llama() -> Rig:
         return int(found[1])
 
     def whole_text(request: GenerationRequest) -> str:
-        body = json.loads(llamacpp._body(request)) | {"stream": False}
+        body = json.loads(llamacpp_wire.body(request)) | {"stream": False}
         text = engine._server.handle_chat_completions(body)["choices"][0]["message"]["content"]
         assert isinstance(text, str)
         return text

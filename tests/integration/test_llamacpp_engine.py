@@ -1,21 +1,29 @@
 """What only llama.cpp can show: sampling that reaches it, what it refuses, what it listens on."""
 
 import asyncio
+import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jobs.domain.outcomes import Completed, Rejected
+from jobs.domain.lanes import LANES
+from jobs.domain.outcomes import Completed, FinishReason, Rejected, Usage
+from jobs.domain.policies import GuardPolicy
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
 from jobs.model_files import ModelFileMissing, smollm2_path
+from jobs.tokenizer import TokenCounter
+from workers.answering import Answering
 from workers.engines.llamacpp import LlamaCppEngine
 
 REPETITIVE = (Message(Role.USER, "Say the word lighthouse again and again."),)
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
+COUNTER = TokenCounter(smollm2_path())
 
 
 class Llama:
@@ -24,11 +32,16 @@ class Llama:
     def __init__(self, engine: LlamaCppEngine, runner: asyncio.Runner) -> None:
         self.engine, self._runner = engine, runner
 
-    def outcome_and_text(self, request: GenerationRequest) -> tuple[object, str]:
-        """One request, to its end."""
+    def outcome_and_text(
+        self, request: GenerationRequest, guards: GuardPolicy | None = None
+    ) -> tuple[object, str]:
+        """One request, to its end; with `guards`, as a lane that has them answers it."""
 
         async def read() -> tuple[object, str]:
-            chunks = [chunk async for chunk in self.engine.generate(request)]
+            answers: LlamaCppEngine | Answering = self.engine
+            if guards is not None:
+                answers = Answering(self.engine, replace(LANES["cold"], guards=guards), COUNTER)
+            chunks = [chunk async for chunk in answers.generate(request)]
             return chunks[-1].outcome, "".join(chunk.text for chunk in chunks)
 
         return self._runner.run(read())
@@ -58,6 +71,83 @@ def test_sampling_parameters_reach_llama_cpp(llama: Llama) -> None:
     assert llama.text(replace(GREEDY, frequency_penalty=2.0)) != greedy
     assert llama.text(replace(GREEDY, presence_penalty=2.0)) != greedy
     assert llama.text(replace(hot, seed=2**40 + 3)) == llama.text(replace(hot, seed=2**40 + 3))
+
+
+def test_the_other_parameters_reach_llama_cpp_too(llama: Llama) -> None:
+    greedy = llama.text(GREEDY)
+    hot = replace(GREEDY, temperature=2.0, seed=3)
+    assert llama.text(replace(hot, top_k=1)) == greedy
+    assert llama.text(replace(hot, min_p=1.0)) == greedy
+    first = (COUNTER.ids([greedy]) or [[]])[0][0]
+    biased = llama.text(replace(GREEDY, logit_bias={str(first): -100.0}))
+    assert biased[:3] != greedy[:3]
+
+
+def test_log_probabilities_are_kept_token_by_token(llama: Llama) -> None:
+    sampling = replace(GREEDY, logprobs=True, top_logprobs=3)
+    outcome, text = llama.outcome_and_text(GenerationRequest("job", REPETITIVE, sampling))
+    assert isinstance(outcome, Completed)
+    (choice,) = outcome.choices
+    assert choice.logprobs is not None and len(choice.logprobs) == 24
+    assert choice.text == text == "".join(one.token for one in choice.logprobs)
+    for one in choice.logprobs:
+        assert one.top[0] == (one.token, one.logprob), "greedy takes the likeliest"
+        assert 1 >= sum(math.exp(logprob) for _, logprob in one.top) > math.exp(one.logprob)
+    chosen, _ = llama.outcome_and_text(GenerationRequest("job", REPETITIVE, replace(GREEDY, logprobs=True)))
+    assert isinstance(chosen, Completed)
+    assert [one.top for one in chosen.choices[0].logprobs or ()] == [()] * 24
+
+
+def structured(kind: str, schema: dict[str, Any] | None = None) -> Sampling:
+    form: dict[str, Any] = {"type": kind}
+    if schema is not None:
+        form["json_schema"] = {"name": "answer", "schema": schema}
+    return replace(GREEDY, max_tokens=80, response_format=form)
+
+
+def test_an_answer_in_json_meets_its_schema(llama: Llama) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"floors": {"type": "integer"}, "colour": {"enum": ["red", "white"]}},
+        "required": ["floors", "colour"],
+        "additionalProperties": False,
+    }
+    answer = json.loads(llama.text(structured("json_schema", schema)))
+    assert isinstance(answer["floors"], int) and answer["colour"] in ("red", "white")
+    assert isinstance(json.loads(llama.text(structured("json_object"))), dict)
+
+
+def test_a_schema_that_makes_no_sense_is_rejected(llama: Llama) -> None:
+    sampling = structured("json_schema", {"type": "nonsense"})
+    outcome, _ = llama.outcome_and_text(GenerationRequest("job", REPETITIVE, sampling))
+    assert isinstance(outcome, Rejected)
+    assert outcome.code == "invalid_request" and "nonsense" in outcome.message
+    assert llama.text(GREEDY)
+
+
+def test_the_guards_act_on_a_real_stream(llama: Llama, tmp_path: Path) -> None:
+    request = GenerationRequest("job", REPETITIVE, replace(GREEDY, max_tokens=400))
+    looping = replace(
+        request.sampling, logit_bias={str(id): 100.0 for id in (COUNTER.ids([" sea"]) or [[]])[0]}
+    )
+    outcome, text = llama.outcome_and_text(replace(request, sampling=looping), GuardPolicy())
+    prompt_tokens = COUNTER.count(REPETITIVE)
+    assert outcome == Completed(FinishReason.REPETITION, Usage(prompt_tokens, 10))
+    assert text == " sea" * 10
+
+    _, whole = llama.outcome_and_text(replace(request, sampling=GREEDY))
+    words = whole.split()
+    file = tmp_path / "banned.txt"
+    file.write_text(" ".join(words[4:7]).upper())
+    banned = GuardPolicy(repetition=False, banned_file=str(file))
+    outcome, text = llama.outcome_and_text(request, banned)
+    assert isinstance(outcome, Completed) and outcome.finish_reason is FinishReason.CONTENT_FILTER
+    assert text.split() == words[:4]
+
+    file.write_text("pineapple")
+    favours = GuardPolicy(repetition=False, favoured_file=str(file), favoured_bias=100.0)
+    _, text = llama.outcome_and_text(replace(request, sampling=GREEDY), favours)
+    assert "apple" in text
 
 
 def test_a_prefix_seen_before_is_not_prefilled_again(llama: Llama) -> None:

@@ -13,9 +13,20 @@ from typing import Any
 import structlog
 
 from jobs import gguf
-from jobs.domain.outcomes import Completed, EngineTimings, FinishReason, Outcome, Rejected, Retryable, Usage
+from jobs.domain.outcomes import (
+    Choice,
+    Completed,
+    EngineTimings,
+    FinishReason,
+    Outcome,
+    Rejected,
+    Retryable,
+    TokenLogprob,
+    Usage,
+)
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
 from jobs.model_files import ModelFileMissing, smollm2_path
+from workers.engines import llamacpp_wire
 from workers.engines.registry import EngineConfig
 from workers.engines.seam import BASIC_PARAMETERS, Chunk, EngineStats
 
@@ -37,7 +48,14 @@ class LlamaCppEngine:
 
     name = "llamacpp"
     device = "cpu"
-    parameters = BASIC_PARAMETERS
+    parameters = BASIC_PARAMETERS | {
+        "top_k",
+        "min_p",
+        "logprobs",
+        "top_logprobs",
+        "logit_bias",
+        "response_format",
+    }
     dead = False
 
     def __init__(
@@ -95,7 +113,8 @@ class LlamaCppEngine:
         params.cache_ram_mib = 0  # no copies of old prompts in memory; each slot still keeps its last prompt
         params.cache_idle_slots = False
         params.prefill_assistant = False  # a last message of the assistant is a turn like any other
-        params.force_pure_content_parser = True  # the text as it is, no search for tool calls
+        # Forced, the pure parser would leave out the grammar of `response_format` as well.
+        params.force_pure_content_parser = False
         params.verbosity = 0  # higher levels print prompts
         # The wheel always listens on a loopback port. We never use it; nobody else shall.
         params.api_keys = [secrets.token_urlsafe(32)]
@@ -110,7 +129,7 @@ class LlamaCppEngine:
             yield Chunk(outcome=_STOPPED)
             return
         try:
-            body = _body(request)
+            body = llamacpp_wire.body(request)
         except ValueError:  # a lone surrogate or a NaN, which no JSON can carry
             yield Chunk(outcome=Rejected("invalid_request", "a text or a number of the request is not valid"))
             return
@@ -125,7 +144,7 @@ class LlamaCppEngine:
             yield Chunk(outcome=_STOPPED)
             return
         loop = asyncio.get_running_loop()
-        call = _Call(loop, queue_ms=(time.perf_counter() - asked_at) * 1000)
+        call = _Call(loop, request.sampling, queue_ms=(time.perf_counter() - asked_at) * 1000)
         self._open.add(call)
         running = loop.run_in_executor(self._pool, call.run, self._server, body)
         running.add_done_callback(lambda _: self._ended(call))
@@ -185,14 +204,17 @@ def build(config: EngineConfig) -> LlamaCppEngine:
 class _Call:
     """One call into llama.cpp: it runs in a thread of its own, its chunks are read on the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, queue_ms: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, sampling: Sampling, queue_ms: float) -> None:
         self.chunks: asyncio.Queue[Chunk] = asyncio.Queue()
         self.closed = False  # set on the loop, seen by the thread at llama.cpp's next step
         self.kv_tokens = 0
         self.usage = Usage()
         self._loop = loop
+        self._sampling = sampling
         self._queue_ms = queue_ms
         self._output_tokens = 0
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
         self._finish_reason = FinishReason.STOP
 
     def end(self, outcome: Outcome) -> None:
@@ -206,7 +228,7 @@ class _Call:
             server.handle_chat_completions(body, self._on_event)
         except Exception as error:  # the edge of the thread: C++ exceptions arrive as several Python ones
             log.warning("engine.call_failed", engine=LlamaCppEngine.name, error=type(error).__name__)
-            self._post(Chunk(outcome=Retryable("engine_error", f"llama.cpp failed: {error}"[:200])))
+            self._post(Chunk(outcome=llamacpp_wire.raised(error, self._sampling)))
         # Nobody reads on after an outcome, so this is seen only by a stream that has none yet.
         self._post(Chunk(outcome=Retryable("engine_error", "llama.cpp ended the stream without an answer")))
 
@@ -216,7 +238,7 @@ class _Call:
             return True
         event = json.loads(event_json)
         if "error" in event:
-            self._post(Chunk(outcome=_failure(event["error"])))
+            self._post(Chunk(outcome=llamacpp_wire.failure(event["error"])))
         elif event.get("usage"):
             self._post(self._last_chunk(event))
         elif "prompt_progress" in event:
@@ -234,7 +256,13 @@ class _Call:
             tokens = event["timings"]["predicted_n"] - self._output_tokens
             self._output_tokens += tokens
             self.kv_tokens += tokens
-            self._post(Chunk(text, tokens))
+            told = (choice.get("logprobs") or {}).get("content", [])
+            if self._sampling.logprobs:
+                self._text.append(text)
+                self._logprobs += (
+                    llamacpp_wire.logprob(one, self._sampling.top_logprobs or 0) for one in told
+                )
+            self._post(Chunk(text, tokens, token_ids=tuple(one["id"] for one in told)))
 
     def _last_chunk(self, event: dict[str, Any]) -> Chunk:
         usage, timings = event["usage"], event["timings"]
@@ -244,47 +272,12 @@ class _Call:
             cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
         )
         measured = EngineTimings(self._queue_ms, timings["prompt_ms"], timings["predicted_ms"])
+        choice = Choice("".join(self._text), self._finish_reason, tuple(self._logprobs))
+        choices = (choice,) if self._sampling.logprobs else ()
         return Chunk(
             tokens=self.usage.output_tokens - self._output_tokens,
-            outcome=Completed(self._finish_reason, self.usage, measured),
+            outcome=Completed(self._finish_reason, self.usage, measured, choices),
         )
 
     def _post(self, chunk: Chunk) -> None:
         self._loop.call_soon_threadsafe(self.chunks.put_nowait, chunk)
-
-
-def _body(request: GenerationRequest) -> bytes:
-    sampling = request.sampling
-    given: dict[str, Any] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        # llama.cpp keeps 32 bits and takes the highest value for "choose one at random".
-        "seed": None if sampling.seed is None else sampling.seed % 0xFFFFFFFF,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-    }
-    body = {name: value for name, value in given.items() if value is not None} | {
-        "messages": [
-            {"role": message.role.value, "content": message.content} for message in request.messages
-        ],
-        "max_tokens": sampling.max_tokens,
-        "stop": list(sampling.stop),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_progress": True,  # without it a prefill cannot be closed
-        "timings_per_token": True,  # for the tokens that each chunk stands for
-    }
-    return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-
-
-def _failure(error: dict[str, Any]) -> Outcome:
-    if error.get("type") == "exceed_context_size_error":
-        prompt_tokens, limit = error["n_prompt_tokens"], error["n_ctx"]
-        return Rejected(
-            "prompt_too_long",
-            f"the prompt is {prompt_tokens} tokens long, the context holds {limit} with the answer",
-            Usage(prompt_tokens=prompt_tokens),
-        )
-    if error.get("type") == "invalid_request_error":
-        return Rejected("invalid_request", str(error.get("message"))[:200])
-    return Retryable("engine_error", str(error.get("message"))[:200])
