@@ -70,9 +70,10 @@ def _explain(error: Exception) -> str | None:
     from jobs.settings import SettingsError
     from trilane.stack import StackError
     from workers.engines.registry import UnknownEngine
+    from workers.guards.seam import GuardUnusable
     from workers.planning.plan import PlanRefused
 
-    if isinstance(error, StackError | SettingsError | UnknownEngine | PlanRefused):
+    if isinstance(error, StackError | SettingsError | UnknownEngine | GuardUnusable | PlanRefused):
         return str(error)
     from redis.exceptions import ConnectionError as RedisAway
 

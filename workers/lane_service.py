@@ -21,11 +21,13 @@ from jobs.settings import Settings
 from jobs.store import sweeps
 from jobs.store.engine import is_away, open_engine
 from jobs.store.workers import WorkerState
+from jobs.tokenizer import TokenCounter
 from workers import card_lock, pinning
 from workers.admission import Admission
 from workers.answering import Answering
 from workers.attempt import Attempt, Identity
 from workers.engines.seam import Engine
+from workers.gpu_figures import GpuFigures
 from workers.lane_order import LaneOrder
 from workers.leases import Leases
 from workers.live import LiveStream, Publisher, listen_for_cancels
@@ -46,13 +48,17 @@ class LaneService:
         """Drain `lanes`, given in rank order, with one engine; `name` tells this worker from all others."""
         self._policies: Mapping[str, LanePolicy] = {lane: settings.lanes[lane] for lane in lanes}
         self._settings, self._engine, self._name = settings, engine, name
-        self._admission = Admission(self._policies)
+        self._cards = GpuFigures(pinning.pinned())
+        self._admission = Admission(self._policies, self._cards.read)
         self._slots, self._gates = self._admission.slots, self._admission.gates
         self.capacity = self._admission.total
         self.failed = False
         self.wake: Callable[[], None] = lambda: None
         self._order = LaneOrder(list(lanes), self._slots.free)
-        self._answering = {lane: Answering(engine, policy) for lane, policy in self._policies.items()}
+        counter = TokenCounter.of(settings.engine, engine.name)
+        self._answering = {
+            lane: Answering(engine, policy, counter) for lane, policy in self._policies.items()
+        }
         self._warm_up: Mapping[str, Any] = {}
         # Messages on their way to the loop, and whether it knows.
         self._offered: deque[tuple[str, Sequence[str], Sequence[str], Callable[[], None]]] = deque()
@@ -268,6 +274,7 @@ class LaneService:
             "engine": asdict(self._engine.stats()),
             "lanes": self._admission.figures(),
             "warm_up": self._warm_up,
+            "cards": self._cards.read(),
         }
 
     async def _in_thread(self, call: Callable[..., Any], *args: Any) -> Any:

@@ -6,17 +6,24 @@ from collections.abc import Sequence
 
 from jobs.domain.jobs import new_id
 from jobs.settings import Settings
+from workers import pinning
 from workers.engines import registry
 from workers.engines.seam import Engine
 from workers.lane_service import LaneService
 from workers.launch import run_worker
+from workers.planning import plan
+from workers.planning.merging import merged
 
 
 def build_engine(settings: Settings, lanes: Sequence[str], name: str | None = None) -> Engine:
-    """The engine that a worker of `lanes` loads; `name` None takes the setting.
+    """The engine that a worker of `lanes` (in rank order) loads; `name` None takes the setting.
 
-    Raises `workers.engines.registry.UnknownEngine`, or what the engine refuses.
+    Raises `workers.engines.registry.UnknownEngine`, `workers.planning.plan.PlanRefused` where vLLM would not
+    fit the cards that the process is bound to, or what the engine refuses.
     """
+    name = name or settings.engine.name
+    if name == "vllm":
+        plan.check(settings, lanes, pinning.pinned())
     policies = [settings.lanes[lane] for lane in lanes]
     config = registry.EngineConfig(
         settings.model,
@@ -24,10 +31,10 @@ def build_engine(settings: Settings, lanes: Sequence[str], name: str | None = No
         max_model_len=max(policy.max_model_len for policy in policies),
         model_path=settings.engine.model_path,
         threads=settings.engine.threads,
-        policy=policies[0].engine,
+        policy=merged(policies),
         options=settings.engine.options,
     )
-    return registry.build(name or settings.engine.name, config)
+    return registry.build(name, config)
 
 
 def run(settings: Settings, lanes: Sequence[str], engine_name: str | None = None) -> int:

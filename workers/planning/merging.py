@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from jobs.domain.lanes import LanePolicy
+from jobs.domain.lanes import LanePolicy, effective
 from jobs.domain.policies import EnginePolicy, Scheduling
 
 
@@ -14,7 +14,7 @@ def merged(policies: Sequence[LanePolicy]) -> EnginePolicy:
     greediest (sequences, tokens of a step, share of memory); priorities decide who goes first. Speculation
     stays only where every lane asks for the same, since vLLM refuses logit bias with it.
     """
-    engines = [policy.engine for policy in policies]
+    engines = [effective(policy) for policy in policies]
     fastest = engines[0]
     if len(engines) == 1:
         return fastest
