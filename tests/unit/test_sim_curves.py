@@ -4,6 +4,7 @@ import asyncio
 import statistics
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
@@ -26,7 +27,7 @@ def closed_loop(profile: SimProfile, sequences: int, tokens: int, rounds: int = 
 
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
-        engine = SimEngine("m", replace(profile, slots=sequences), now=loop.time)
+        engine = SimEngine("m", replace(profile, slots=sequences, stream_interval=32), now=loop.time)
         await engine.start()
 
         async def client(number: int) -> list[float]:
@@ -51,6 +52,36 @@ async def seconds(engine: SimEngine, prompt_tokens: int, output_tokens: int) -> 
     assert isinstance(outcome, Completed)
     assert outcome.usage.prompt_tokens == prompt_tokens
     return loop.time() - began
+
+
+def rate_with_long_work(share: float) -> float:
+    """Requests a second over all cards, with every `1 / share`th one of `LONG_TOKENS`."""
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        engine = SimEngine("m", replace(A100_FP16, jitter=0.0, stream_interval=32), now=loop.time)
+        await engine.start()
+        ended = 0
+
+        async def client(number: int) -> None:
+            nonlocal ended
+            await asyncio.sleep(number / 8)
+            for turn in range(50):
+                # Spread evenly: the sum of shares passes a whole number.
+                nth = number + 8 * turn
+                is_long = int((nth + 1) * share) > int(nth * share)
+                await seconds(engine, LONG_TOKENS if is_long else TURN, TURN)
+                ended += 1
+
+        clients = [asyncio.create_task(client(number)) for number in range(8)]
+        await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
+        rate = CARDS * ended / loop.time()
+        for each in clients:
+            each.cancel()
+        await engine.stop()
+        return rate
+
+    return virtual_time.run(main())
 
 
 def per_s(took: list[float], sequences: int) -> float:
@@ -93,6 +124,13 @@ def test_one_long_request_makes_its_batch_take_40_percent_longer() -> None:
         return max(took)
 
     assert virtual_time.run(main()) / BATCHES[1].mean_s == pytest.approx(1.4, rel=TOLERANCE)
+
+
+def test_there_is_no_knee_as_the_profiles_say() -> None:
+    rates = [rate_with_long_work(share) for share in (0.0, 0.1, 0.2, 0.3, 0.4)]
+    losses = [before - after for before, after in pairwise(rates)]
+    assert losses == sorted(losses, reverse=True)
+    assert rates[2] == pytest.approx(33, rel=2 * TOLERANCE)
 
 
 @pytest.mark.parametrize(("profile", "point"), [(A100_FP16, FP16), (A100_INT8, INT8)], ids=["fp16", "int8"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.domain.outcomes import Completed, FinishReason, Outcome, Retryable
+from jobs.domain.policies import EnginePolicy, Scheduling
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
 from jobs.domain.tokens import estimate
 from workers.engines.registry import EngineConfig, UnknownEngine, build
@@ -106,6 +107,50 @@ def test_a_long_prompt_is_prefilled_in_chunks() -> None:
 def test_the_kv_cache_slows_the_steps() -> None:
     (outcome,) = outcomes(ask(max_tokens=2), profile=replace(PROFILE, kv_ms_per_1k_tokens=1000.0))
     assert timings_ms(outcome)[2] == pytest.approx(10 + PROMPT_TOKENS + 1)
+
+
+def test_by_priority_the_more_urgent_overtakes_among_those_that_wait() -> None:
+    requests = [replace(ask(max_tokens=9), priority=priority) for priority in (5, 5, 7, 5, 0, 5)]
+    by_priority = replace(PROFILE, slots=1, scheduling=Scheduling.PRIORITY)
+    queued = [timings_ms(outcome)[0] for outcome in outcomes(*requests, profile=by_priority)]
+    assert sorted(range(6), key=queued.__getitem__) == [4, 0, 1, 3, 5, 2]
+
+
+def test_a_long_prompt_takes_no_more_of_a_step_than_it_may() -> None:
+    profile = replace(PROFILE, long_prefill_tokens=25)
+    (outcome,) = outcomes(ask(100 - PROMPT_TOKENS + 1, max_tokens=1), profile=profile)
+    assert timings_ms(outcome) == pytest.approx((0, 4 * 10 + 100, 0))
+
+
+def test_jitter_varies_the_steps_around_their_mean() -> None:
+    (outcome,) = outcomes(ask(max_tokens=900), profile=replace(PROFILE, jitter=0.3))
+    _, _, decode_ms = timings_ms(outcome)
+    assert decode_ms != pytest.approx(8990, rel=1e-6)
+    assert decode_ms == pytest.approx(8990, rel=0.03)
+    assert outcomes(ask(max_tokens=900), profile=replace(PROFILE, jitter=0.3)) == [outcome]
+
+
+def test_an_interval_joins_tokens_into_chunks_and_the_first_comes_at_once() -> None:
+    async def run() -> list[int]:
+        time = VirtualTime()
+        profile = replace(PROFILE, stream_interval=4)
+        engine = SimEngine("model", profile, now=time.now, sleep=time.sleep)
+        await engine.start()
+        sizes = [chunk.tokens async for chunk in engine.generate(ask(max_tokens=11))]
+        await engine.stop()
+        return sizes
+
+    assert asyncio.run(run()) == [1, 4, 4, 2]
+
+
+def test_it_takes_the_policy_of_its_lane_and_options_win() -> None:
+    policy = EnginePolicy(batched_tokens=50, long_prefill_tokens=25, scheduling=Scheduling.PRIORITY)
+    config = EngineConfig("model", 2, 1000, policy=policy, options={"long_prefill_tokens": 10})
+    engine = build("sim", config)
+    assert isinstance(engine, SimEngine)
+    profile = engine.profile
+    assert (profile.max_batched_tokens, profile.long_prefill_tokens) == (50, 10)
+    assert profile.scheduling is Scheduling.PRIORITY
 
 
 def test_the_scale_stretches_the_time() -> None:

@@ -44,6 +44,7 @@ class SimProfile:
     jitter: float = 0.0
     seed: int = 0
     time_scale: float = 1.0
+    stream_interval: int = 1  # tokens of a chunk; the first comes at once
     output_tokens: int | None = None  # every answer is so long, at most `max_tokens`; None: `max_tokens`
 
     def step_s(self, sequences: int, prefill_tokens: int, kv_tokens: int) -> float:
@@ -71,6 +72,7 @@ class _Sequence:
     queued_at: float
     prefilled: int = 0
     emitted: int = 0
+    sent: int = 0
     admitted_at: float = 0.0
     first_token_at: float = 0.0
     chunks: asyncio.Queue[Chunk] = field(default_factory=asyncio.Queue)
@@ -80,7 +82,8 @@ class SimEngine:
     """The engine behind the seam, in real time or in the time of the given `now` and `sleep` (seconds).
 
     The text follows from the request's messages and seed alone. `fault` may name an outcome for a request,
-    which then ends in it at once: so a test injects failures.
+    which then ends in it at once: so a test injects failures. On a card that is shared, `compute` takes the
+    seconds of each step and returns when the card has done them (`SharedCard.part`).
     """
 
     name = "sim"
@@ -97,13 +100,15 @@ class SimEngine:
         fault: Callable[[GenerationRequest], Outcome | None] = lambda request: None,
         now: Callable[[], float] = time.perf_counter,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        compute: Callable[[float], Awaitable[None]] | None = None,
     ) -> None:
         self.model = model
-        self._profile = profile
+        self.profile = profile
         self._jitter = _jitter(profile)
         self._fault = fault
         self._now = now
         self._sleep = sleep
+        self._compute = compute
         self._steps: asyncio.Task[None] | None = None
         self._arrived = asyncio.Event()
         # Dictionaries as ordered sets: a closed sequence leaves from anywhere.
@@ -120,8 +125,8 @@ class SimEngine:
         if outcome := self._refusal(request, prompt_tokens):
             yield Chunk(outcome=outcome)
             return
-        answer = _answer(request, self._profile, prompt_tokens)
-        if self._profile.time_scale == 0:
+        answer = _answer(request, self.profile, prompt_tokens)
+        if self.profile.time_scale == 0:
             usage = Usage(prompt_tokens, len(answer.pieces))
             yield Chunk("".join(answer.pieces), usage.output_tokens, Completed(answer.finish_reason, usage))
             return
@@ -139,7 +144,7 @@ class SimEngine:
     def _refusal(self, request: GenerationRequest, prompt_tokens: int) -> Outcome | None:
         if self._steps is None:
             return _STOPPED
-        limit = self._profile.max_model_len
+        limit = self.profile.max_model_len
         if prompt_tokens >= limit:
             message = f"the prompt is {prompt_tokens} tokens long, the context holds {limit} with the answer"
             return Rejected("prompt_too_long", message, Usage(prompt_tokens))
@@ -155,33 +160,36 @@ class SimEngine:
                 await self._arrived.wait()
                 due = self._now()
                 continue
-            # Due times are added up, so that the timer's lateness does not slow the engine down.
-            step_s = self._profile.step_s(len(step), sum(step.values()), self._kv_tokens())
-            due += step_s * self._jitter()
-            await self._sleep(max(0.0, due - self._now()))
+            step_s = self.profile.step_s(len(step), sum(step.values()), self._kv_tokens()) * self._jitter()
+            if self._compute:
+                await self._compute(step_s)
+            else:
+                # Due times are added up, so that the timer's lateness does not slow the engine down.
+                due += step_s
+                await self._sleep(max(0.0, due - self._now()))
             for sequence, prefill_tokens in step.items():
                 if sequence in self._running:  # not closed meanwhile
                     self._advance(sequence, prefill_tokens)
 
     def _plan(self) -> dict[_Sequence, int]:
         """The sequences of the next step, each with the prompt tokens it prefills (0: it decodes)."""
-        while self._waiting and len(self._running) < self._profile.slots:
+        while self._waiting and len(self._running) < self.profile.slots:
             sequence = self._next_waiting()
             del self._waiting[sequence]
             self._running[sequence] = None
             sequence.admitted_at = self._now()
         step: dict[_Sequence, int] = {}
-        budget = self._profile.max_batched_tokens
+        budget = self.profile.max_batched_tokens
         for sequence in self._running:
             missing = sequence.prompt_tokens - sequence.prefilled
-            prefill_tokens = min(missing, budget, self._profile.long_prefill_tokens or budget)
+            prefill_tokens = min(missing, budget, self.profile.long_prefill_tokens or budget)
             if prefill_tokens or not missing:
                 step[sequence] = prefill_tokens
                 budget = max(0, budget - (prefill_tokens or 1))
         return step
 
     def _next_waiting(self) -> _Sequence:
-        if self._profile.scheduling is Scheduling.PRIORITY:
+        if self.profile.scheduling is Scheduling.PRIORITY:
             return min(
                 self._waiting, key=lambda sequence: sequence.priority
             )  # of equals, the first that came
@@ -193,12 +201,15 @@ class SimEngine:
             return
         if not sequence.emitted:
             sequence.first_token_at = self._now()
-        text = sequence.answer.pieces[sequence.emitted]
         sequence.emitted += 1
         ended = sequence.emitted == len(sequence.answer.pieces)
         if ended:
             self._leave(sequence)
-        sequence.chunks.put_nowait(Chunk(text, 1, self._completed(sequence) if ended else None))
+        tokens_due = sequence.emitted - sequence.sent
+        if ended or not sequence.sent or tokens_due == self.profile.stream_interval:
+            text = "".join(sequence.answer.pieces[sequence.sent : sequence.emitted])
+            sequence.sent = sequence.emitted
+            sequence.chunks.put_nowait(Chunk(text, tokens_due, self._completed(sequence) if ended else None))
 
     def _completed(self, sequence: _Sequence) -> Completed:
         timings = EngineTimings(
@@ -219,7 +230,7 @@ class SimEngine:
 
     def stats(self) -> EngineStats:
         """The state of the model."""
-        capacity = self._profile.slots * self._profile.max_model_len
+        capacity = self.profile.slots * self.profile.max_model_len
         return EngineStats(len(self._running), len(self._waiting), kv_usage=self._kv_tokens() / capacity)
 
     async def stop(self) -> None:
