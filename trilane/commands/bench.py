@@ -1,12 +1,17 @@
-"""`trilane bench`: measures the pipeline, or an engine inside it, on servers of its own."""
+"""`trilane bench`: measures the pipeline, an engine inside it, and the lanes."""
 
 import json
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from jobs import logging
@@ -19,7 +24,7 @@ _json_option = click.option(
 
 @click.group()
 def bench() -> None:
-    """Measure on embedded servers of its own; figures compare only within one run."""
+    """Measure on this machine; figures compare only within one run."""
 
 
 @bench.command()
@@ -79,6 +84,101 @@ def engine(engine: str, pairs: int, concurrency: int, tokens: int, path: Path | 
     table.add_row("median", "", "", f"{ratio['median']:.3f}")
     table.add_row("spread", "", "", f"{ratio['min']:.3f} - {ratio['max']:.3f}")
     _print(table, report["targets"])
+
+
+@bench.command()
+@click.option(
+    "--engine",
+    type=click.Choice(["sim", "llamacpp", "vllm"]),
+    default="sim",
+    show_default=True,
+    help="The engine: simulated in virtual time, or real ones on this machine.",
+)
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A request trace with the columns TIMESTAMP, ContextTokens, GeneratedTokens. Several are laid over"
+    " each other.  [default: a made-up mix]",
+)
+@click.option(
+    "--requests", type=click.IntRange(2), help="How many of the load's.  [default: 1,000; real engines: 40]"
+)
+@click.option("--cards", type=click.IntRange(1), help="Cards.  [default: 8; real engines: one a core]")
+@click.option(
+    "--load",
+    "loads",
+    multiple=True,
+    type=click.FloatRange(0, 2, min_open=True),
+    default=(0.8,),
+    show_default=True,
+    help="Part of the single queue's measured capacity. The targets look at the first.",
+)
+@click.option(
+    "--sequences",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Sequences in each of the single queue's engines.",
+)
+@click.option(
+    "--shrink",
+    type=click.IntRange(1),
+    help="Divide all lengths by this.  [default: 1; real engines: 16]",
+)
+@_json_option
+def lanes(
+    engine: str,
+    traces: tuple[Path, ...],
+    requests: int | None,
+    cards: int | None,
+    loads: tuple[float, ...],
+    sequences: int,
+    shrink: int | None,
+    path: Path | None,
+) -> None:
+    """Measure one mixed load through one queue, and through three lanes on the same cards."""
+    from trilane.bench import lanes as measuring
+    from trilane.bench import lanes_table
+
+    usual = (1_000, 8, 1) if engine == measuring.SIM else (40, os.cpu_count() or 1, 16)
+    with local.interruptible(), _progress() as watch:
+        logging.configure("WARNING")
+        try:
+            report = measuring.measure(
+                engine,
+                traces,
+                requests=requests or usual[0],
+                cards=cards or usual[1],
+                loads=loads,
+                sequences=sequences,
+                shrink=shrink or usual[2],
+                watch=watch,
+            )
+        except (OSError, ValueError) as error:  # a file that is no trace; what the engine refuses
+            raise click.ClickException(str(error)) from None
+    _write(path, report)
+    *tables, last = lanes_table.tables(report)
+    console = Console()
+    for table in tables:
+        console.print(table)
+    for note in lanes_table.notes(report):
+        console.print(note, highlight=False)
+    _print(last, report["targets"])
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int], Callable[[], None]]]:
+    """A bar on standard error, for one stage after another; see `trilane.bench.lanes_run.Watch`."""
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("")
+
+        def stage(name: str, total: int) -> Callable[[], None]:
+            progress.reset(bar, description=name, total=total or None)
+            return partial(progress.advance, bar)
+
+        yield stage
 
 
 def _pipeline_table(report: dict[str, Any]) -> Table:
