@@ -18,7 +18,7 @@ from workers.planning.checkpoint import StoredFormat
 from workers.planning.model_shape import ModelShape
 from workers.planning.plan import Plan, PlanRefused
 
-INT8_COLD = {"cold": {"engine": {"precision": "fp8"}}}
+FP8_COLD = {"cold": {"engine": {"precision": "fp8"}}}
 
 
 def lanes_with(changes: Mapping[str, Any]) -> Mapping[str, LanePolicy]:
@@ -45,7 +45,7 @@ def stored(model: str, policy: EnginePolicy) -> ModelShape:
 
 
 def test_eight_a100_hold_an_8b_model_thrice() -> None:
-    given = made("llama-3.1-8b", "A100-80G:0-7", lane=INT8_COLD)
+    given = made("llama-3.1-8b", "A100-80G:0-7", lane=FP8_COLD)
     assert given.fits
     hot, warm, cold = given.engines
     assert [engine.where for engine in given.engines] == [
@@ -145,8 +145,17 @@ def test_remedies_cure(model: str, card: str, lane: str) -> None:
     assert sick.fits or sick.engines[0].remedies
 
 
-def test_the_parts_of_an_unmixed_lane_are_planned_apart() -> None:
-    """A lane with cards of two kinds has one row for each."""
+def test_a_draft_model_takes_room() -> None:
+    """Beside 8B in BF16 an L40S has room for many sequences with a draft of 135M, for few with one of 8B."""
+    shapes = {"small": shape("smollm2-135m"), "big": shape("llama-3.1-8b"), None: shape("llama-3.1-8b")}
+    for draft, many in (("small", True), ("big", False)):
+        speculation = {"method": "draft_model", "draft_model": draft}
+        lanes = {"hot": lanes_with({"hot": {"engine": {"speculation": speculation}}})["hot"]}
+        given = plan.make(lanes, cards.parse(["L40S:0"]), lambda policy: shapes[policy.checkpoint])
+        assert given.engines[0].memory and (given.engines[0].memory.sequences > 16) == many
+
+
+def test_a_lane_with_cards_of_two_kinds_is_planned_for_each() -> None:
     given = plan.make(
         {"hot": LANES["hot"]},
         cards.parse(["A100-80G:0", "L4:1", "A100-80G:3"]),
@@ -200,7 +209,7 @@ def test_the_starting_limit_follows_the_mean_prompt(tokens: int, limit: int) -> 
 
 
 def test_a_mean_given_by_hand_wins() -> None:
-    given = made("llama-3.1-8b", "A100-80G:0-2", lane=INT8_COLD, mean_prompt_tokens={"hot": 900, "warm": 300})
+    given = made("llama-3.1-8b", "A100-80G:0-2", lane=FP8_COLD, mean_prompt_tokens={"hot": 900, "warm": 300})
     assert [engine.limits for engine in given.engines] == [{"hot": 4}, {"warm": 8}, {"cold": 2}]
 
 

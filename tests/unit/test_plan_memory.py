@@ -90,6 +90,13 @@ def test_a_cache_set_by_hand_is_that() -> None:
     assert needed.sequences == 8
 
 
+def test_a_draft_model_has_weights_and_a_cache_of_its_own() -> None:
+    given = (shape("llama-3.1-70b"), EnginePolicy(), Precision.BF16, 4_096, A100)
+    alone, drafted = memory.estimate(*given), memory.estimate(*given, shape("llama-3.1-8b"))
+    assert drafted.weights - alone.weights == memory.weight_bytes(shape("llama-3.1-8b"), Precision.BF16)
+    assert drafted.sequence - alone.sequence == 4_096 * 131_072
+
+
 def test_graphs_cost_nothing_where_none_are_captured() -> None:
     model = shape("llama-3.1-8b")
     eager = memory.estimate(model, EnginePolicy(enforce_eager=True), Precision.BF16, 4_096, A100)

@@ -64,7 +64,7 @@ def test_what_the_operator_pins_stays_there() -> None:
 
 
 def test_pinned_lanes_may_share_an_engine() -> None:
-    assert placed("A100-80G:0-1", pinned=[(("hot", "warm"), (1,))]) == [("hot warm", [1]), ("cold", [0])]
+    assert placed("A100-80G:0-1", pinned=[(("warm", "hot"), (1,))]) == [("hot warm", [1]), ("cold", [0])]
 
 
 def test_tensor_parallel_engines_take_cards_of_one_kind() -> None:

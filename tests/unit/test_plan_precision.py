@@ -70,17 +70,18 @@ def test_old_cards_are_judged_without_a_model(
 
 
 def test_experts_in_int8_make_no_int8_model() -> None:
-    """vLLM 0.32's online INT8 leaves the linear layers as they are, and so they are reported."""
+    """vLLM 0.32's online INT8 leaves the linear layers as they are, and `auto` says so."""
     policy = EnginePolicy(precision=INT8, quantization="int8_per_channel_weight_only")
     verdict = precision.judge(policy, 90, shape("mixtral-8x7b"))
     assert verdict.refusal is not None
     assert "the experts alone" in verdict.refusal
-    assert precision.linear_precision(policy, 90, shape("mixtral-8x7b")) is BF16
+    honest = EnginePolicy(quantization="int8_per_channel_weight_only")
+    assert precision.judge(honest, 90, shape("mixtral-8x7b")).precision is BF16
 
 
 def test_a_named_quantisation_says_what_auto_is() -> None:
     policy = EnginePolicy(quantization="fp8_per_block")
-    assert precision.linear_precision(policy, 90, shape("llama-3.1-8b")) is FP8
+    assert precision.judge(policy, 90, shape("llama-3.1-8b")).precision is FP8
 
 
 def test_per_channel_fp8_wants_native_fp8() -> None:

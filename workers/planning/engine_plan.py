@@ -104,8 +104,16 @@ def plan_engine(
         return plan
     demands = tuple(demand for lane in served for demand in _demands(lane, means[lane.name]))
     planned = verdict.nearest or verdict.precision
-    engine = PlannedEngine(demands, placed.cards[0], shape, policy, planned).cut(shape.max_model_len)
-    return _with_memory(plan, engine, served, means, alone=alone)
+    draft = _draft(policy, shape_of)
+    engine = PlannedEngine(demands, placed.cards[0], shape, policy, planned, draft)
+    return _with_memory(plan, engine.cut(shape.max_model_len), served, means, alone=alone)
+
+
+def _draft(policy: EnginePolicy, shape_of: ShapeOf) -> ModelShape | None:
+    """The shape of the model that proposes tokens, where there is one."""
+    if policy.speculation is None or policy.speculation.draft_model is None:
+        return None
+    return shape_of(replace(policy, checkpoint=policy.speculation.draft_model))
 
 
 def _demands(lane: LanePolicy, mean_prompt_tokens: int) -> tuple[Demand, Demand]:

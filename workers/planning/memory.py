@@ -60,14 +60,25 @@ class Memory:
 
 
 def estimate(
-    shape: ModelShape, policy: EnginePolicy, precision: Precision, max_model_len: int, card_bytes: int
+    shape: ModelShape,
+    policy: EnginePolicy,
+    precision: Precision,
+    max_model_len: int,
+    card_bytes: int,
+    draft: ModelShape | None = None,
 ) -> Memory:
     """The memory of one engine on each of its cards of `card_bytes`, from the model's config.json alone.
+
+    A `draft` model, which proposes tokens, has weights and a cache of its own.
 
     As vLLM counts it (v1/worker/gpu_worker.py, determine_available_memory): the cache gets what the cap
     leaves after weights, the peak of a step of `batched_tokens`, CUDA graphs and what is not PyTorch's.
     """
     weights = weight_bytes(shape, widest(precision, policy), policy.tensor_parallel)
+    sequence = sequence_bytes(shape, policy, max_model_len, precision)
+    if draft:
+        weights += weight_bytes(draft, Precision.AUTO, policy.tensor_parallel)
+        sequence += sequence_bytes(draft, policy, max_model_len)
     activations = _activation_bytes(shape, policy, precision)
     graphs = 0 if policy.enforce_eager else _graph_bytes(shape, policy)
     context = _CONTEXT_BYTES + (_COLLECTIVES_BYTES if policy.tensor_parallel > 1 else 0)
@@ -80,7 +91,7 @@ def estimate(
         graphs=graphs,
         context=context,
         cache=cap - fixed if policy.kv_cache_gib is None else int(policy.kv_cache_gib * GIB),
-        sequence=sequence_bytes(shape, policy, max_model_len, precision),
+        sequence=sequence,
     )
 
 

@@ -37,7 +37,7 @@ def place(
     weights halve from rank to rank (4, 2, 1 for three lanes). A lane that finds no card has none.
     """
     numbers = {number for _, gpus in pinned for number in gpus}
-    placed = [_pin(names, gpus, cards) for names, gpus in pinned]
+    placed = [_pin([name for name in lanes if name in names], gpus, cards) for names, gpus in pinned]
     free = [card for card in cards if card.index not in numbers]
     covered = {name for placement in placed for name in placement.lanes}
     groups = _groups([name for name in lanes if name not in covered], lanes, len(free))

@@ -17,8 +17,8 @@ LEAST_CAPABILITY = {
     Precision.INT8: 75,  # CompressedTensorsW8A8Int8.get_min_capability(); GPTQ's Marlin kernel
     Precision.INT4: 75,  # AutoAWQConfig and MarlinLinearKernel.get_min_capability()
 }
-FP8_CACHE = 89  # the Triton and MLA backends; FlashInfer reads an FP8 cache from 8.0 on
-FP8_CACHE_BY_FLASHINFER = 80
+FP8_CACHE = 89  # the Triton and MLA backends (v1/attention/backends/triton_attn.py)
+FP8_CACHE_BY_FLASHINFER = 80  # supports_compute_capability of its backend
 
 WIDE = (Precision.FP32, Precision.BF16, Precision.FP16)
 ONLINE_FP8 = ("fp8_per_tensor", "fp8_per_block", "fp8_per_channel")  # vLLM's names of its online quantisation
@@ -77,13 +77,6 @@ def effective(policy: EnginePolicy, capability: int, shape: ModelShape | None) -
     if policy.quantization in ONLINE_FP8:
         return Precision.FP8
     return _stored(capability, shape) if shape else Precision.AUTO
-
-
-def linear_precision(policy: EnginePolicy, capability: int, shape: ModelShape) -> Precision:
-    """What a worker may report: the precision that the linear layers have, never that of experts alone."""
-    if policy.quantization in EXPERTS_ONLY:
-        return _stored(capability, shape)
-    return effective(policy, capability, shape)
 
 
 def _stored(capability: int, shape: ModelShape) -> Precision:

@@ -33,6 +33,7 @@ class PlannedEngine:
     shape: ModelShape
     policy: EnginePolicy
     precision: Precision
+    draft: ModelShape | None = None
 
     @property
     def longest(self) -> Demand:
@@ -46,15 +47,11 @@ class PlannedEngine:
 
     def needed(self, demand: Demand) -> int:
         """The KV cache that a demand needs on one card, in bytes."""
-        return demand.sequences * memory.sequence_bytes(
-            self.shape, self.policy, demand.tokens, self.precision
-        )
+        return demand.sequences * self._memory(demand.tokens).sequence
 
     def memory(self) -> Memory:
         """What it needs on each of its cards."""
-        return memory.estimate(
-            self.shape, self.policy, self.precision, self.longest.tokens, self.card.memory_bytes
-        )
+        return self._memory(self.longest.tokens)
 
     def fits(self) -> bool:
         """Whether the cache holds each demand, and the cap all of it."""
@@ -69,6 +66,10 @@ class PlannedEngine:
     def setting(self, name: str, lane: str | None = None) -> str:
         """The name of a lane's setting; the fastest lane decides what the model is."""
         return f"lane.{lane or self.demands[0].lane}.{name}"
+
+    def _memory(self, tokens: int) -> Memory:
+        size = self.card.memory_bytes
+        return memory.estimate(self.shape, self.policy, self.precision, tokens, size, self.draft)
 
 
 def remedies(engine: PlannedEngine) -> list[str]:
