@@ -145,6 +145,16 @@ def test_remedies_cure(model: str, card: str, lane: str) -> None:
     assert sick.fits or sick.engines[0].remedies
 
 
+@pytest.mark.parametrize(
+    ("gib", "told"), [(0.25, "kv_cache_gib 0.25 is too little"), (60, "76.5 GiB in all, the cap is 68.0 GiB")]
+)
+def test_a_cache_set_by_hand_may_be_too_small_or_too_large(gib: float, told: str) -> None:
+    lanes = {"hot": lanes_with({"hot": {"engine": {"kv_cache_gib": gib}}})["hot"]}
+    given = plan.make(lanes, cards.parse(["A100-80G:0"]), lambda _: shape("llama-3.1-8b"))
+    assert told in given.engines[0].problems[0]
+    assert given.engines[0].remedies[0] == "lane.hot.engine.kv_cache_gib left out"
+
+
 def test_a_draft_model_takes_room() -> None:
     """Beside 8B in BF16 an L40S has room for many sequences with a draft of 135M, for few with one of 8B."""
     shapes = {"small": shape("smollm2-135m"), "big": shape("llama-3.1-8b"), None: shape("llama-3.1-8b")}

@@ -193,12 +193,15 @@ def _cards_refusal(policy: EnginePolicy, cards: int, shape: ModelShape | None) -
 
 def _shortage(engine: PlannedEngine, memory: Memory) -> str:
     """The sum that does not come out; a cache that is set by hand counts as it is set."""
-    demand = engine.greediest
+    demand, by_hand = engine.greediest, engine.policy.kv_cache_gib
     room = engine.needed(demand)
-    total = memory.fixed + (max(memory.cache, room) if engine.policy.kv_cache_gib else room)
+    asked = f"{demand.sequences} x {demand.tokens:,} tokens of {demand.lane} {room / GIB:.1f} GiB"
+    if by_hand and room > memory.cache:
+        return f"kv_cache_gib {by_hand:g} is too little: {asked}"
+    if by_hand:
+        room, asked = memory.cache, f"kv_cache_gib {by_hand:g}"
     return (
         f"{engine.precision} weights {memory.weights / GIB:.1f} GiB; activations, graphs and context"
-        f" {(memory.fixed - memory.weights) / GIB:.1f} GiB; {demand.sequences} x {demand.tokens:,} tokens of"
-        f" {demand.lane} {room / GIB:.1f} GiB: {total / GIB:.1f} GiB in all, the cap is"
-        f" {memory.cap / GIB:.1f} GiB ({engine.policy.memory_share:g} of {engine.card.kind.name})"
+        f" {(memory.fixed - memory.weights) / GIB:.1f} GiB; {asked}: {(memory.fixed + room) / GIB:.1f} GiB in all,"
+        f" the cap is {memory.cap / GIB:.1f} GiB ({engine.policy.memory_share:g} of {engine.card.kind.name})"
     )

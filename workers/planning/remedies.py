@@ -75,8 +75,15 @@ class PlannedEngine:
 def remedies(engine: PlannedEngine) -> list[str]:
     """The changes that make it fit, the least painful first; or what remains where none does."""
     shorter = _length(engine) or _both(engine)
-    found = [*_share(engine), *_precision(engine), *shorter, *_tensor_parallel(engine)]
+    found = [*_cache(engine), *_share(engine), *_precision(engine), *shorter, *_tensor_parallel(engine)]
     return found or ["nothing simple: take a smaller model, or cards with more memory"]
+
+
+def _cache(engine: PlannedEngine) -> Sequence[str]:
+    if engine.policy.kv_cache_gib is None:
+        return ()
+    free = replace(engine, policy=replace(engine.policy, kv_cache_gib=None))
+    return [f"{engine.setting('engine.kv_cache_gib')} left out"] if free.fits() else ()
 
 
 def _share(engine: PlannedEngine) -> Sequence[str]:
@@ -86,7 +93,7 @@ def _share(engine: PlannedEngine) -> Sequence[str]:
 def _roomier(engine: PlannedEngine) -> list[PlannedEngine]:
     if engine.policy.memory_share >= _MOST_SHARE:
         return []
-    return [replace(engine, policy=replace(engine.policy, memory_share=_MOST_SHARE, kv_cache_gib=None))]
+    return [replace(engine, policy=replace(engine.policy, memory_share=_MOST_SHARE))]
 
 
 def _named_share(engine: PlannedEngine) -> str:
