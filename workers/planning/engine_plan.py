@@ -200,8 +200,9 @@ def _shortage(engine: PlannedEngine, memory: Memory) -> str:
         return f"kv_cache_gib {by_hand:g} is too little: {asked}"
     if by_hand:
         room, asked = memory.cache, f"kv_cache_gib {by_hand:g}"
+    other = (memory.fixed - memory.weights) / GIB
     return (
         f"{engine.precision} weights {memory.weights / GIB:.1f} GiB; activations, graphs and context"
-        f" {(memory.fixed - memory.weights) / GIB:.1f} GiB; {asked}: {(memory.fixed + room) / GIB:.1f} GiB in all,"
+        f" {other:.1f} GiB; {asked}: {(memory.fixed + room) / GIB:.1f} GiB in all,"
         f" the cap is {memory.cap / GIB:.1f} GiB ({engine.policy.memory_share:g} of {engine.card.kind.name})"
     )
