@@ -50,7 +50,7 @@ class Answering:
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """Stream one answer; as `Engine.generate`, but parameters that the engine lacks are refused."""
-        return self._windows.generate(request)
+        return self._windows.generate(request) if self._policy.windows else self._whole(request)
 
     async def _whole(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
         """One request to the engine, under the guards."""
@@ -58,9 +58,12 @@ class Answering:
         if lacking := _lacking(sampling, self._engine.parameters):
             yield Chunk(outcome=Rejected("unsupported_parameter", f"{lacking}: this lane's engine lacks it"))
             return
-        if self._biases:
-            request = replace(request, sampling=favoured.favouring(sampling, self._biases))
-        stream = self._engine.generate(request)
+        asked = replace(
+            request,
+            sampling=favoured.favouring(sampling, self._biases) if self._biases else sampling,
+            stop_repetition=self._policy.guards.repetition,
+        )
+        stream = self._engine.generate(asked)
         if guards := self._guards():
             stream = guarded(stream, guards, sampling, lambda: self._counter.count(request.messages))
         async with aclosing(stream):

@@ -52,12 +52,16 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request as an engine takes it; `priority` 0 is most urgent."""
+    """One request as an engine takes it; `priority` 0 is most urgent.
+
+    `stop_repetition` lets an engine that knows a way of its own end a text that repeats itself.
+    """
 
     id: str
     messages: tuple[Message, ...]
     sampling: Sampling = field(default_factory=Sampling)
     priority: int = 5
+    stop_repetition: bool = False
 
 
 def to_json(messages: tuple[Message, ...], sampling: Sampling) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from jobs.domain.lanes import LANES
+from jobs.domain.lanes import LANES, LanePolicy
 from jobs.domain.outcomes import Completed, FinishReason, Rejected, Usage
-from jobs.domain.policies import GuardPolicy
+from jobs.domain.policies import GuardPolicy, WindowPolicy
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
 from jobs.model_files import ModelFileMissing, smollm2_path
 from jobs.tokenizer import TokenCounter
@@ -33,14 +33,14 @@ class Llama:
         self.engine, self._runner = engine, runner
 
     def outcome_and_text(
-        self, request: GenerationRequest, guards: GuardPolicy | None = None
+        self, request: GenerationRequest, policy: LanePolicy | None = None
     ) -> tuple[object, str]:
-        """One request, to its end; with `guards`, as a lane that has them answers it."""
+        """One request, to its end; with a `policy`, as that lane answers it."""
 
         async def read() -> tuple[object, str]:
             answers: LlamaCppEngine | Answering = self.engine
-            if guards is not None:
-                answers = Answering(self.engine, replace(LANES["cold"], guards=guards), COUNTER)
+            if policy is not None:
+                answers = Answering(self.engine, policy, COUNTER)
             chunks = [chunk async for chunk in answers.generate(request)]
             return chunks[-1].outcome, "".join(chunk.text for chunk in chunks)
 
@@ -130,7 +130,7 @@ def test_the_guards_act_on_a_real_stream(llama: Llama, tmp_path: Path) -> None:
     looping = replace(
         request.sampling, logit_bias={str(id): 100.0 for id in (COUNTER.ids([" sea"]) or [[]])[0]}
     )
-    outcome, text = llama.outcome_and_text(replace(request, sampling=looping), GuardPolicy())
+    outcome, text = llama.outcome_and_text(replace(request, sampling=looping), LANES["cold"])
     prompt_tokens = COUNTER.count(REPETITIVE)
     assert outcome == Completed(FinishReason.REPETITION, Usage(prompt_tokens, 10))
     assert text == " sea" * 10
@@ -139,15 +139,31 @@ def test_the_guards_act_on_a_real_stream(llama: Llama, tmp_path: Path) -> None:
     words = whole.split()
     file = tmp_path / "banned.txt"
     file.write_text(" ".join(words[4:7]).upper())
-    banned = GuardPolicy(repetition=False, banned_file=str(file))
+    banned = replace(LANES["hot"], guards=GuardPolicy(repetition=False, banned_file=str(file)))
     outcome, text = llama.outcome_and_text(request, banned)
     assert isinstance(outcome, Completed) and outcome.finish_reason is FinishReason.CONTENT_FILTER
     assert text.split() == words[:4]
 
     file.write_text("pineapple")
-    favours = GuardPolicy(repetition=False, favoured_file=str(file), favoured_bias=100.0)
+    guards = GuardPolicy(repetition=False, favoured_file=str(file), favoured_bias=100.0)
+    favours = replace(LANES["hot"], guards=guards)
     _, text = llama.outcome_and_text(replace(request, sampling=GREEDY), favours)
     assert "apple" in text
+
+
+def test_a_long_document_is_read_in_windows(llama: Llama) -> None:
+    policy = replace(LANES["cold"], max_model_len=220, windows=WindowPolicy(tokens=80, overlap=16))
+    document = "Summarise this.\n\n" + "".join(f"Ship {n} came to the harbour at night. " for n in range(24))
+    messages = (Message(Role.USER, document),)
+    assert COUNTER.count(messages) > 220
+    outcome, text = llama.outcome_and_text(
+        GenerationRequest("job", messages, replace(GREEDY, max_tokens=12)), policy=policy
+    )
+    assert isinstance(outcome, Completed)
+    assert 3 <= outcome.windows <= 8
+    assert outcome.windows < outcome.usage.output_tokens <= 12 * 2 * outcome.windows, "parts and mergings"
+    assert outcome.usage.prompt_tokens > COUNTER.count(messages)
+    assert text and (outcome.timings.prefill_ms or 0) > 0
 
 
 def test_a_prefix_seen_before_is_not_prefilled_again(llama: Llama) -> None:

@@ -107,6 +107,13 @@ def banned(tmp_path: Path) -> Any:
 # --- repetition ----------------------------------------------------------------------------------------
 
 
+def test_the_engine_is_told_of_the_guard_too() -> None:
+    for wanted in (True, False):
+        engine = Scripted("a")
+        answer(engine, lane(repetition=wanted))
+        assert engine.asked[0].stop_repetition is wanted
+
+
 def test_few_different_tokens_in_a_full_window_end_the_text_and_free_the_sequence() -> None:
     engine = Scripted(*"abcd", *"abcdabcdabcd")
     chunks = answer(engine, lane())
