@@ -24,12 +24,19 @@ from trilane.stack import local
 
 PARTS = {"postgres", "redis", "worker-hot", "worker-warm", "worker-cold", "api", "control", "beat", "flower"}
 
-# Two workers for one lane, and one for the other two, all run warm first.
+# Two workers for one lane, and one for the other two, all run warm first: for some seconds, to be seen.
 TABLE = """
 [engine]
 warm_up = true
+options = { time_scale = 3 }
 
 [lane.hot.warm_up]
+prompt_tokens = [512]
+
+[lane.warm.warm_up]
+prompt_tokens = [512]
+
+[lane.cold.warm_up]
 prompt_tokens = [512]
 
 [[workers]]
