@@ -49,7 +49,7 @@ class Memory:
         try:
             return bool(self._redis.get(self._key) == _as_bytes(speculation))
         except RedisError as error:
-            log.warning("speculation.unknown", error=type(error).__name__)
+            log.warning("speculation.not_known", error=type(error).__name__)
             return False
 
     def turn_off(self, speculation: SpeculationPolicy) -> None:
@@ -73,7 +73,7 @@ async def watch(
         await asyncio.sleep(LOOK_EVERY_S)
     await asyncio.to_thread(memory.turn_off, speculation)
     log.warning(
-        "speculation.off",
+        "speculation.turned_off",
         acceptance=stats.spec_acceptance,
         least=speculation.min_acceptance,
         at="next idle restart",

@@ -41,13 +41,13 @@ class Windows:
         self._at_once = max(1, policy.engine.sequences // policy.limit)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
-        """As `Engine.generate`. What fits is passed on untouched, and the engine has the last word on that.
+        """As `Engine.generate`. What fits with its answer goes through untouched; the engine has the last word.
 
         Of a windowed answer only the merging is streamed. Its usage and timings are the sums over all parts:
         the engine's work, which is more than the time that passed where parts ran at once.
         """
         policy = self._policy.windows if request.sampling.windows else None
-        cut = policy is not None and await self._is_too_long(request)
+        cut = policy is not None and await self._exceeds_lane(request)
         if not cut:
             async with aclosing(self._generate(request)) as stream:
                 async for chunk in stream:
@@ -59,7 +59,7 @@ class Windows:
                 async for chunk in stream:
                     yield chunk
 
-    async def _is_too_long(self, request: GenerationRequest) -> bool:
+    async def _exceeds_lane(self, request: GenerationRequest) -> bool:
         room = self._policy.max_model_len - request.sampling.max_tokens
         # No token is shorter than a byte, so most requests need no counting.
         sizes = (len(message.content.encode(errors="replace")) for message in request.messages)
