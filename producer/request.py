@@ -179,8 +179,13 @@ class Request(_Form):
 
 def parse(body: bytes) -> Request:
     """The request in a JSON body. Raises `Refusal` and names the first thing that is wrong."""
+    return Request.model_validate(decode(body))
+
+
+def decode(body: bytes) -> Any:
+    """The JSON value of a body. Raises `Refusal` where it is none, or an object has a field twice."""
     try:
-        value = json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(body.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
     except Refusal:
         raise
     except (ValueError, RecursionError) as error:
@@ -188,7 +193,6 @@ def parse(body: bytes) -> Request:
         raise Refusal(
             Code.INVALID_JSON, f"The body is not JSON in UTF-8{where}", remedy="Send one JSON object."
         ) from None
-    return Request.model_validate(value)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
