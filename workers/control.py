@@ -1,6 +1,7 @@
-"""The control process: one leader sweeps and feeds, every one of them sends webhooks."""
+"""The control process: one leader sweeps and feeds, one moves batches on, all of them send webhooks."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -13,17 +14,21 @@ from sqlalchemy.exc import SQLAlchemyError
 from jobs import live
 from jobs.broker import RETENTION_TASK, Announcer
 from jobs.settings import Settings
-from jobs.store import sweeps
+from jobs.store import batch_steps, files, sweeps
 from jobs.store.engine import is_away, open_engine
+from workers.batches import Batches, BatchFormat
 from workers.feed import Feeder
 from workers.launch import run_control
 from workers.shadow import Shadower
 from workers.sweep import Sweeper
 from workers.webhooks import WebhookSender
 
-_LEADER_LOCK = 7_311_002  # any constant: the advisory lock of the one that sweeps and feeds
+# Any constants: the advisory locks of the one that sweeps and feeds, and of the one that has the batches.
+_LEADER_LOCK, _BATCHES_LOCK = 7_311_002, 7_311_003
 _FEED_EVERY_S = 0.2
 _FEED_SOON_S = 0.05
+_BATCHES_EVERY_S = 0.5
+_BATCHES_NICENESS = 10
 _AWAY_PAUSE_S = 0.5
 _DAY_S = 86_400
 
@@ -33,9 +38,9 @@ log = structlog.get_logger()
 class Leadership:
     """An advisory lock on a connection of its own: at most one process holds it, and its death frees it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, lock: int) -> None:
         """Ask through `engine`, of whose pool one connection is kept."""
-        self._engine = engine
+        self._engine, self._lock = engine, lock
         self._connection: Connection | None = None
 
     def held(self) -> bool:
@@ -47,7 +52,7 @@ class Leadership:
         connection = self._engine.connect()
         try:
             got: bool = connection.execute(
-                text("SELECT pg_try_advisory_lock(:key)"), {"key": _LEADER_LOCK}
+                text("SELECT pg_try_advisory_lock(:key)"), {"key": self._lock}
             ).scalar_one()
             connection.commit()
         except SQLAlchemyError:
@@ -73,21 +78,25 @@ class ControlService:
 
     capacity = 1
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, batch_format: BatchFormat) -> None:
         """Open nothing yet."""
-        self._settings = settings
+        self._settings, self._batch_format = settings, batch_format
         self.wake: Callable[[], None] = lambda: None
         self._stopping = threading.Event()
 
     async def start(self) -> None:
         """Start the loops."""
-        # The leader's lock, its loop, the retention task, and one for each webhook thread that settles.
-        self._db = open_engine(self._settings.database_url, pool_size=8)
+        # Two leaders' locks, their loops, the retention task, and one for each webhook thread that settles.
+        self._db = open_engine(self._settings.database_url, pool_size=10)
         self._announcer = Announcer(self._settings)
         self._webhooks = WebhookSender(self._settings, self._db)
         self._webhooks.start()
-        self._thread = threading.Thread(target=self._lead, name="lead", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._lead, name="lead", daemon=True),
+            threading.Thread(target=self._keep_batches, name="batches", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
         log.info("control.ready")
 
     def offer(self, queue: str, job_ids: Sequence[str], done: Callable[[], None]) -> None:
@@ -110,14 +119,21 @@ class ControlService:
         await asyncio.to_thread(self._forget)
 
     def _forget(self) -> None:
-        age_s, forgotten = self._settings.retention.days * _DAY_S, 0
+        age_s = self._settings.retention.days * _DAY_S
+        jobs = self._until_none(lambda connection: sweeps.forget(connection, age_s))
+        self._until_none(lambda connection: batch_steps.forget_items(connection, age_s))
+        log.info("retention.done", jobs=jobs, files=self._until_none(files.forget_expired))
+
+    def _until_none(self, forget: Callable[[Connection], int]) -> int:
+        """Delete in short transactions until nothing is left; how much it was."""
+        forgotten = 0
         while not self._stopping.is_set():
             with self._db.begin() as connection:
-                found = sweeps.forget(connection, age_s)
+                found = forget(connection)
             if not found:
                 break
             forgotten += found
-        log.info("retention.done", jobs=forgotten)
+        return forgotten
 
     async def drain(self, grace_s: float) -> None:
         """Stop the loops; leases cover a webhook that is under way."""
@@ -127,26 +143,46 @@ class ControlService:
     async def stop(self) -> None:
         """Close what was opened."""
         self._stopping.set()
-        await asyncio.to_thread(self._thread.join, _AWAY_PAUSE_S * 4)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, _AWAY_PAUSE_S * 4)
         self._db.dispose()
 
     def _lead(self) -> None:
-        leadership = Leadership(self._db)
         feeder = Feeder(self._settings, self._db, self._announcer)
         sweeper = Sweeper(self._settings, self._db, self._announcer, self._tell_ended)
         shadower = Shadower(self._settings, self._db)
+
+        def step() -> float:
+            sweeper.step()
+            shadower.step()
+            return _FEED_SOON_S if feeder.step() else _FEED_EVERY_S
+
+        self._hold(_LEADER_LOCK, sweeper.database_returned, step)
+
+    def _keep_batches(self) -> None:
+        # A thread of its own, and a humble one: validating a file is seconds of pure computing.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BATCHES_NICENESS)
+        batches = Batches(self._db, self._announcer, self._batch_format, self._stopping.is_set)
+
+        def step() -> float:
+            batches.step()
+            return _BATCHES_EVERY_S
+
+        self._hold(_BATCHES_LOCK, lambda: None, step)
+
+    def _hold(self, lock: int, began: Callable[[], None], step: Callable[[], float]) -> None:
+        """While this process has the lock, repeat `step`, which answers the seconds until its next turn."""
+        leadership = Leadership(self._db, lock)
         leading = False
         while not self._stopping.is_set():
             pause_s = _AWAY_PAUSE_S
             try:
                 if leadership.held():
                     if not leading:
-                        log.info("control.leads")
-                        sweeper.database_returned()
+                        log.info("control.leads", thread=threading.current_thread().name)
+                        began()
                         leading = True
-                    sweeper.step()
-                    shadower.step()
-                    pause_s = _FEED_SOON_S if feeder.step() else _FEED_EVERY_S
+                    pause_s = step()
             except Exception as error:  # the loop must outlive whatever one round meets
                 leading = False
                 leadership.drop()
@@ -162,6 +198,6 @@ class ControlService:
         self._announcer.publish((live.channel(job_id), ended) for job_id in job_ids)
 
 
-def run(settings: Settings) -> int:
+def run(settings: Settings, batch_format: BatchFormat) -> int:
     """Run the control process until SIGTERM; returns its exit code."""
-    return run_control(settings, service=ControlService(settings))
+    return run_control(settings, service=ControlService(settings, batch_format))

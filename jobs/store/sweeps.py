@@ -176,6 +176,9 @@ _FORGET = text(
     WITH old AS (
         SELECT id FROM jobs WHERE finished_at < now() - make_interval(secs => :age_s)
         AND NOT EXISTS (SELECT 1 FROM webhook_deliveries d WHERE d.job_id = jobs.id AND d.status = 'pending')
+        AND NOT (surface = 'batch' AND EXISTS (
+            SELECT 1 FROM batch_items i JOIN batches b ON b.id = i.batch_id WHERE i.job_id = jobs.id
+            AND b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')))
         ORDER BY finished_at LIMIT :n FOR UPDATE SKIP LOCKED
     )
     DELETE FROM jobs WHERE id = ANY(ARRAY(SELECT id FROM old))
@@ -184,7 +187,10 @@ _FORGET = text(
 
 
 def forget(connection: Connection, age_s: float, n: int = 1_000) -> int:
-    """Delete up to `n` jobs that ended more than `age_s` ago, with all that hangs on them."""
+    """Delete up to `n` jobs that ended more than `age_s` ago, with all that hangs on them.
+
+    What a batch still has to write into its files stays.
+    """
     return connection.execute(_FORGET, {"age_s": age_s, "n": n}).rowcount
 
 

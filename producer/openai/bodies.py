@@ -6,6 +6,7 @@ from typing import Any
 
 from jobs.domain.jobs import Job
 from producer.openai import chat
+from producer.refusals import Code, Refusal
 from producer.request import Request
 
 Result = Mapping[str, Any]  # a row of the results, as `jobs.store.reads.detail` answers it
@@ -15,17 +16,34 @@ Result = Mapping[str, Any]  # a row of the results, as `jobs.store.reads.detail`
 class _Endpoint:
     to_request: Callable[[Mapping[str, Any]], Request]
     to_result: Callable[[Job, Result], dict[str, Any]]
+    # What an answer repeats of its body, beside what the job has; it is kept as `shown` in the job's request.
+    shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda body: {}
 
 
 _ENDPOINTS: Mapping[str, _Endpoint] = {
     "/v1/chat/completions": _Endpoint(chat.to_request, chat.to_completion),
 }
 ENDPOINTS = tuple(_ENDPOINTS)
+# Every line goes to the cold lane, and its answer into a file.
+_ASKS_NOTHING = {"service_tier": (None, "auto", "default", "flex"), "stream": (None, False)}
 
 
 def to_request(endpoint: str, body: Mapping[str, Any]) -> Request:
     """The request that a body of this endpoint makes. Raises `Refusal` or pydantic's `ValidationError`."""
+    for name, asks_nothing in _ASKS_NOTHING.items():
+        if body.get(name) not in asks_nothing:
+            raise Refusal(
+                Code.UNSUPPORTED_PARAMETER,
+                "A batch has no use for this value",
+                field=name,
+                remedy="Leave it out.",
+            )
     return _ENDPOINTS[endpoint].to_request(body)
+
+
+def shown(endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the answer will repeat of a body, beside what the job has anyway; kept in the job's request."""
+    return _ENDPOINTS[endpoint].shown(body)
 
 
 def to_result(endpoint: str, job: Job, result: Result) -> dict[str, Any]:

@@ -92,10 +92,12 @@ def api() -> None:
 
 @click.command()
 def control() -> None:
-    """Run the control process: sweeps, feed and webhooks. Two at once do no harm."""
+    """Run the control process: sweeps, feed, batches and webhooks. Two at once do no harm."""
+    from producer.openai.batch_lines import OpenAIBatches
     from workers import control as control_process
 
-    sys.exit(control_process.run(_settings()))
+    settings = _settings()
+    sys.exit(control_process.run(settings, OpenAIBatches(settings)))
 
 
 @click.command()

@@ -1,0 +1,127 @@
+"""The routes of batches: create, retrieve, list, cancel."""
+
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy import Connection
+
+from jobs.store import batches as store
+from jobs.store import files
+from jobs.store.batches import Batch
+from producer.api import bounded
+from producer.api.auth import CurrentTenant
+from producer.api.errors import responses
+from producer.api.services import Shared
+from producer.openai import ids
+from producer.openai.batches import WINDOWS_S, BatchList, BatchView, CreateBatch, not_found
+from producer.openai.files import not_found as no_such_file
+from producer.openai.ids import Prefix
+from producer.refusals import Code, Refusal
+from producer.request import decode, refusal_of
+
+router = APIRouter(tags=["batches"])
+
+_CREATE_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": CreateBatch.model_json_schema()}},
+    }
+}
+
+
+@router.post("/v1/batches", openapi_extra=_CREATE_BODY, responses=responses(400, 404, 413, 422))
+async def create_batch(request: Request, tenant: CurrentTenant, services: Shared) -> BatchView:
+    """Carry out each line of an uploaded file in the cold lane. The file is checked as a whole first."""
+    body = await bounded.whole(request, services.settings.api.max_body_bytes)
+    try:
+        wanted = CreateBatch.model_validate(decode(body))
+    except ValidationError as error:
+        raise refusal_of(error.errors(include_url=False, include_input=False)) from None
+    wanted.check()
+    return BatchView.of(await services.transact(_create, tenant.id, wanted))
+
+
+def _create(connection: Connection, tenant_id: uuid.UUID, wanted: CreateBatch) -> Batch:
+    file_id = ids.own(Prefix.FILE, wanted.input_file_id)
+    file = files.get(connection, tenant_id, file_id) if file_id else None
+    if file is None:
+        raise no_such_file("input_file_id")
+    if file.purpose != "batch":
+        raise Refusal(
+            Code.INVALID_VALUE,
+            "The file is not for batches",
+            field="input_file_id",
+            limit="batch",
+            remedy="Name a file that was uploaded with purpose=batch.",
+        )
+    return store.create(
+        connection,
+        tenant_id,
+        endpoint=wanted.endpoint,
+        completion_window=wanted.completion_window,
+        window_s=WINDOWS_S[wanted.completion_window],
+        input_file_id=file.id,
+        metadata=wanted.metadata,
+        output_expires_s=wanted.output_expires_after.seconds if wanted.output_expires_after else None,
+    )
+
+
+class Listing(BaseModel):
+    """Which batches a list shows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: str | None = Field(default=None, description="`last_id` of the page before.")
+    limit: int = Field(default=20, ge=1, le=100)
+
+
+@router.get("/v1/batches", responses=responses(404, 422))
+async def list_batches(
+    query: Annotated[Listing, Query()], tenant: CurrentTenant, services: Shared
+) -> BatchList:
+    """The tenant's batches, newest first."""
+    after = _own(query.after) if query.after else None
+    found = await services.transact(store.listing, tenant.id, query.limit + 1, after)
+    page = [BatchView.of(batch) for batch in found[: query.limit]]
+    return BatchList(
+        data=page,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+        has_more=len(found) > len(page),
+    )
+
+
+@router.get("/v1/batches/{batch_id}", responses=responses(404))
+async def retrieve_batch(batch_id: str, tenant: CurrentTenant, services: Shared) -> BatchView:
+    """A batch as it stands now."""
+    return BatchView.of(await services.transact(_found, tenant.id, _own(batch_id)))
+
+
+@router.post("/v1/batches/{batch_id}/cancel", responses=responses(404, 409))
+async def cancel_batch(batch_id: str, tenant: CurrentTenant, services: Shared) -> BatchView:
+    """Cancel what is left of a batch; what is done is kept. It is `cancelling` until its files are there."""
+    return BatchView.of(await services.transact(_cancel, tenant.id, _own(batch_id)))
+
+
+def _cancel(connection: Connection, tenant_id: uuid.UUID, batch_id: uuid.UUID) -> Batch:
+    moved = store.cancel(connection, tenant_id, batch_id)
+    batch = _found(connection, tenant_id, batch_id)
+    if not moved and batch.status not in ("cancelling", "cancelled"):
+        raise Refusal(Code.BATCH_ENDED, f"The batch is {batch.status} already")
+    return batch
+
+
+def _found(connection: Connection, tenant_id: uuid.UUID, batch_id: uuid.UUID) -> Batch:
+    batch = store.get(connection, tenant_id, batch_id)
+    if batch is None:
+        raise not_found()
+    return batch
+
+
+def _own(batch_id: str) -> uuid.UUID:
+    own = ids.own(Prefix.BATCH, batch_id)
+    if own is None:
+        raise not_found()
+    return own
