@@ -35,7 +35,7 @@ def test_a_worker_starts_on_its_card_when_the_card_is_free(processes: Processes,
             )
             until(lambda: process.poll() is not None or "card.waiting" in processes.logs(), what="the wait")
             assert process.poll() is None, processes.logs()
-            assert processes.count("workers", "state = 'starting'") == 1
+            until(lambda: processes.count("workers", "state = 'starting'") == 1, what="its row")
         until(lambda: processes.count("workers", "state = 'ready'") == 1, what="a ready worker")
 
     asyncio.run(start())
