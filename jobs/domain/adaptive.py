@@ -20,7 +20,7 @@ WINDOW_AFTER_S: Final = 2.0
 WINDOW_STEPS: Final = 3  # from the least window to the most
 BATCH_EMPTY: Final = 0.5
 BATCH_FULL: Final = 0.75
-WINDOW_HEADROOM: Final = 0.8  # of the objective: above it the window does not widen
+WINDOW_HEADROOM: Final = 0.7  # of the objective: above it the window does not widen
 
 
 class Cause(StrEnum):
@@ -161,13 +161,14 @@ class Window:
 
     def look(self, now_s: float, seen: Look) -> Cause | None:
         """Move where what is `seen` asks for it; the cause of the move, None where there was none."""
-        slowness = seen.slowness or 0.0
+        slow = seen.slowness is not None and seen.slowness > HEADROOM
+        fast = seen.slowness is not None and seen.slowness < WINDOW_HEADROOM
         held = self._held.see(
             now_s,
             {
-                Cause.NEAR_OBJECTIVE: slowness > HEADROOM,
-                Cause.BATCH_EMPTY: slowness <= HEADROOM and seen.batch < BATCH_EMPTY,
-                Cause.BATCH_FULL: seen.batch >= BATCH_FULL and slowness < WINDOW_HEADROOM,
+                Cause.NEAR_OBJECTIVE: slow,
+                Cause.BATCH_EMPTY: seen.batch < BATCH_EMPTY and not slow,
+                Cause.BATCH_FULL: seen.batch >= BATCH_FULL and fast,
             },
         )
         for cause, held_s in held.items():
