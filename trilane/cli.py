@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "wait": ("trilane.commands.client:wait", "Wait for a job and print its result."),
     "cancel": ("trilane.commands.client:cancel", "Cancel a job."),
     "tail": ("trilane.commands.client:tail", "Follow a job's text as it is generated."),
+    "batch": ("trilane.commands.batch:batch", "Run a file of requests as a batch; wait, show, list, cancel."),
     "lanes": ("trilane.commands.client:lanes", "Show each lane's depth, throughput and latency."),
     "keys": ("trilane.commands.keys:keys", "Create, list and revoke API keys."),
     "migrate": ("trilane.commands.processes:migrate", "Move the database's schema up or down."),

@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ import httpx
 STACK_FILE = Path(".trilane", "stack.json")  # written by a running `trilane up`
 _TRIES = 6
 _SILENCE_S = 45.0  # three times the API's heartbeat
+_TRANSFER_S = 300.0  # without a byte, while a large file is stored or sent
 _RETRIED = (502, 503, 504)
 
 
@@ -63,6 +64,60 @@ class Remote:
     def lanes(self) -> dict[str, Any]:
         """The figures of all lanes."""
         return self._call("GET", "/v1/lanes")
+
+    def upload(self, path: Path) -> dict[str, Any]:
+        """Upload a file for a batch."""
+
+        def send() -> httpx.Response:
+            with path.open("rb") as content:
+                return self._http.post(
+                    "/v1/files",
+                    files={"file": (path.name, content)},
+                    data={"purpose": "batch"},
+                    timeout=_TRANSFER_S,
+                )
+
+        return self._retried(send)
+
+    def create_batch(self, file_id: str, endpoint: str, window: str) -> dict[str, Any]:
+        """Start a batch on a file that has none yet; however often it is tried, there is one."""
+        body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": window}
+
+        def send() -> httpx.Response:
+            newest = self._http.get("/v1/batches", params={"limit": 100})
+            made = [batch for batch in _check(newest)["data"] if batch["input_file_id"] == file_id]
+            if made:
+                return self._http.get(f"/v1/batches/{made[0]['id']}")
+            return self._http.post("/v1/batches", json=body)
+
+        return self._retried(send)
+
+    def batch(self, batch_id: str) -> dict[str, Any]:
+        """A batch as it stands now."""
+        return self._call("GET", f"/v1/batches/{batch_id}")
+
+    def batches(self, limit: int) -> dict[str, Any]:
+        """The newest batches."""
+        return self._call("GET", "/v1/batches", params={"limit": limit})
+
+    def cancel_batch(self, batch_id: str) -> dict[str, Any]:
+        """Cancel what is left of a batch."""
+        return self._call("POST", f"/v1/batches/{batch_id}/cancel")
+
+    def download(self, file_id: str, path: Path) -> None:
+        """Write a file's content there; what is not whole does not stay. Raises `click.ClickException`."""
+        part = path.with_name(f"{path.name}.part")
+        try:
+            with self._http.stream("GET", f"/v1/files/{file_id}/content", timeout=_TRANSFER_S) as answer:
+                if answer.is_error:
+                    answer.read()
+                    _check(answer)
+                with part.open("wb") as output:
+                    output.writelines(answer.iter_bytes())
+        except (httpx.TransportError, _Away) as error:
+            part.unlink(missing_ok=True)
+            raise self._unreachable(error) from None
+        part.replace(path)
 
     def follow(self, job_id: str, timeout_s: float | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
         """The job's events, the last of them `ended` with the job; a lost connection is taken up again.
@@ -118,10 +173,13 @@ class Remote:
                     return
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        return self._retried(lambda: self._http.request(method, path, **options))
+
+    def _retried(self, send: Callable[[], httpx.Response]) -> dict[str, Any]:
         failures = 0
         while True:
             try:
-                return _check(self._http.request(method, path, **options))
+                return _check(send())
             except (httpx.TransportError, _Away) as error:
                 failures += 1
                 if failures == _TRIES:

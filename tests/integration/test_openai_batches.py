@@ -5,9 +5,8 @@ import itertools
 import json
 import math
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import openai
 import pytest
@@ -19,12 +18,12 @@ from sqlalchemy import text
 from jobs.broker import Announcer
 from jobs.store import sweeps
 from producer.openai.batch_lines import OpenAIBatches
+from tests import batch_rig
 from tests.api import Api
+from tests.batch_rig import CHAT, jsonl, line
 from tests.processes import Processes
 from tests.waiting import until
 from workers.batches import Batches
-
-CHAT: Final = "/v1/chat/completions"
 
 
 @pytest.fixture
@@ -37,34 +36,8 @@ def client(api: Api) -> Iterator[OpenAI]:
 @pytest.fixture
 def stepping(api: Api) -> Iterator[None]:
     """The control process's part in batches, in this process."""
-    stop, announcer = threading.Event(), Announcer(api.settings)
-    batches = Batches(api.engine, announcer, OpenAIBatches(api.settings), stop.is_set)
-
-    def repeat() -> None:
-        while not stop.wait(0.05):
-            batches.step()
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
-    announcer.close()
-
-
-def line(number: int, **body: Any) -> dict[str, Any]:
-    """A right line, its body changed by what is given."""
-    asked = {
-        "model": "SmolLM2-135M-Instruct",
-        "messages": [{"role": "user", "content": f"What is {number} and {number}?"}],
-        "max_tokens": 8,
-    }
-    return {"custom_id": f"request-{number}", "method": "POST", "url": CHAT, "body": {**asked, **body}}
-
-
-def jsonl(*lines: Any) -> bytes:
-    """A file of these lines; a text is taken as it is."""
-    return "".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines).encode()
+    with batch_rig.stepping(api):
+        yield
 
 
 def create(client: OpenAI, *lines: Any, **options: Any) -> Batch:
