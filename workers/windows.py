@@ -41,7 +41,7 @@ class Windows:
         self._at_once = max(1, policy.engine.sequences // policy.limit)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk, None]:
-        """As `Engine.generate`. What fits with its answer goes through untouched; the engine has the last word.
+        """As `Engine.generate`. What fits with its answer goes through whole; the engine has the last word.
 
         Of a windowed answer only the merging is streamed. Its usage and timings are the sums over all parts:
         the engine's work, which is more than the time that passed where parts ran at once.
