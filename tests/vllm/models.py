@@ -51,7 +51,7 @@ def tiny_llama(directory: Path, *, context: int = TINY_CONTEXT) -> Path:
         max_position_embeddings=context,
         bos_token_id=1,
         eos_token_id=2,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
     )
     LlamaForCausalLM(config).save_pretrained(directory)
     return directory

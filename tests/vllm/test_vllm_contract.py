@@ -10,6 +10,7 @@ from jobs.model_files import smollm2_path
 from jobs.tokenizer import TokenCounter
 from tests.contract import test_engines as contract
 from tests.vllm import models
+from tests.vllm.driver import core_of
 from workers.engines.registry import EngineConfig
 from workers.engines.vllm import VllmEngine
 
@@ -54,3 +55,15 @@ async def _whole_text(engine: VllmEngine, request: GenerationRequest) -> str:
 def rig() -> Iterator[contract.Rig]:
     """One engine for all tests of the contract."""
     yield from contract.running(vllm)
+
+
+def test_a_core_that_dies_while_idle_is_noticed(rig: contract.Rig) -> None:
+    # The last test here: it takes the engine with it.
+    engine = rig.engine
+    assert isinstance(engine, VllmEngine) and not engine.dead
+
+    async def die() -> None:
+        core_of(engine).kill()
+        await contract.until(lambda: engine.dead)
+
+    rig.run(die())

@@ -14,7 +14,7 @@ import structlog
 from jobs.domain.outcomes import Completed, Outcome, Rejected, Retryable, Usage
 from jobs.domain.policies import Scheduling
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
-from workers.engines import vllm_memory, vllm_sampling
+from workers.engines import vllm_environment, vllm_memory, vllm_sampling
 from workers.engines.registry import EngineConfig
 from workers.engines.seam import ENGINE_DEAD, Chunk, EngineStats
 from workers.engines.vllm_arguments import arguments
@@ -120,7 +120,7 @@ class VllmEngine:
             await asyncio.wait([llm.output_handler])
             loss = self._lose()
             log.error("engine.core_died", engine=self.name, code=loss.code, cause=self._log.cause())
-            await asyncio.to_thread(llm.shutdown)
+            await _end(llm)
             if not self.dead:
                 await self._reload(RuntimeError(loss.message))
 
@@ -192,7 +192,7 @@ class VllmEngine:
 
         try:
             keywords = vllm_sampling.keywords(request.sampling, self._defaults, limit - len(prompt))
-            return {"prompt_token_ids": prompt}, _sampling_params(keywords)
+            return {"prompt_token_ids": prompt}, _sampling_params(keywords, request.stop_repetition)
         except (ValueError, VLLMError) as error:
             return vllm_sampling.invalid(error, request.sampling)
 
@@ -220,7 +220,7 @@ class VllmEngine:
         self._ready.set()
         await llm.abort(list(self._open))
         llm.output_handler.cancel()  # or it would log the end as a failure
-        await asyncio.to_thread(llm.shutdown)
+        await _end(llm)
         self._recorder = StatRecorder()
         self._tokenizing.shutdown(wait=False)
         self._log.close()
@@ -233,9 +233,7 @@ def build(config: EngineConfig) -> VllmEngine:
 
 def _launch(config: EngineConfig, core_log: vllm_memory.CoreLog, recorder: StatRecorder) -> Any:
     """A running `AsyncLLM`. Raises `RuntimeError` if its core process ended while it started."""
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing of this machine is told to anybody
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # this process has threads: no fork
+    vllm_environment.prepare()
     from vllm.config.logging import LoggingConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.logger import DEFAULT_LOGGING_CONFIG
@@ -243,7 +241,7 @@ def _launch(config: EngineConfig, core_log: vllm_memory.CoreLog, recorder: StatR
     from vllm.v1.engine.async_llm import AsyncLLM
 
     if current_platform.is_cpu():
-        _share_cores(config.threads)
+        vllm_environment.share_cores(config.threads)
     given = arguments(config, device=current_platform.device_type, shape=_shape(config))
     args = AsyncEngineArgs(
         **given,
@@ -253,16 +251,9 @@ def _launch(config: EngineConfig, core_log: vllm_memory.CoreLog, recorder: StatR
     return AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: recorder])
 
 
-def _share_cores(threads: int | None) -> None:
-    """Tell the core process, which inherits it, to live with others on the CPU's cores.
-
-    By itself it pins its threads, two engines to the same cores, and lets them spin while they wait: on two
-    cores with other work that gave 1.3 tokens/s instead of 7.
-    """
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if threads:
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+async def _end(llm: Any) -> None:
+    await asyncio.to_thread(llm.shutdown)
+    llm.shutdown = lambda: None  # its finalizer calls this once more, when the interpreter is half gone
 
 
 def _shape(config: EngineConfig) -> ModelShape | None:
@@ -273,11 +264,18 @@ def _shape(config: EngineConfig) -> ModelShape | None:
         return None
 
 
-def _sampling_params(keywords: dict[str, Any]) -> Any:
-    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+def _sampling_params(keywords: dict[str, Any], stop_repetition: bool) -> Any:
+    from vllm.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
     if structure := keywords["structured_outputs"]:
         keywords["structured_outputs"] = StructuredOutputsParams(**structure)
+    if stop_repetition:
+        keywords["repetition_detection"] = RepetitionDetectionParams(**vllm_sampling.REPETITION)
     return SamplingParams(**keywords, output_kind=RequestOutputKind.DELTA)
 
 

@@ -12,6 +12,8 @@ from jobs.domain.requests import Sampling
 PARAMETERS = frozenset(field.name for field in fields(Sampling)) - {"windows"}
 # What vLLM refuses as long as it speculates.
 NOT_SPECULATING = frozenset({"logit_bias", "min_p"})
+# A text goes in circles when 4 to 32 tokens come four times in a row: shorter ones do so in tables and rules.
+REPETITION = {"min_pattern_size": 4, "max_pattern_size": 32, "min_count": 4}
 
 _SAME_NAME = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
 _SEEDS = 2**63  # a seed beyond this would end vLLM's process
