@@ -1,32 +1,5 @@
-"""Ids as OpenAI's clients know them: a prefix, and the hexadecimal digits of ours."""
+"""Ids as OpenAI's clients know them; the rule is in the domain, since webhooks show them too."""
 
-import uuid
-from enum import StrEnum
+from jobs.domain.openai_ids import Prefix, own, shown
 
-
-class Prefix(StrEnum):
-    """What an id is of."""
-
-    RESPONSE = "resp_"
-    MESSAGE = "msg_"
-    CHAT_COMPLETION = "chatcmpl-"
-    FILE = "file-"
-    BATCH = "batch_"
-    BATCH_REQUEST = "batch_req_"
-    WEBHOOK_ENDPOINT = "whe_"
-
-
-def shown(prefix: Prefix, own: uuid.UUID) -> str:
-    """The id that a client sees."""
-    return f"{prefix}{own.hex}"
-
-
-def own(prefix: Prefix, shown: str) -> uuid.UUID | None:
-    """Our id of what a client names; None where it can name nothing of that kind."""
-    digits = shown.removeprefix(prefix)
-    if digits == shown or len(digits) != 32:
-        return None
-    try:
-        return uuid.UUID(hex=digits)
-    except ValueError:
-        return None
+__all__ = ("Prefix", "own", "shown")
