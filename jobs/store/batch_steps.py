@@ -65,7 +65,7 @@ def start(connection: Connection, batch_id: uuid.UUID, model: str | None, total:
     """A batch is valid, and its jobs wait; False where it was cancelled meanwhile."""
     return _moved(
         connection,
-        "status = 'in_progress', in_progress_at = now(), model = :model, total = :total",
+        "status = 'in_progress', in_progress_at = clock_timestamp(), model = :model, total = :total",
         {"id": batch_id, "source": "validating", "model": model, "total": total},
     )
 
@@ -83,7 +83,7 @@ def finalize(connection: Connection, batch_id: uuid.UUID) -> bool:
     """All jobs of a batch have ended, and its files are to be written."""
     return _moved(
         connection,
-        "status = 'finalizing', finalizing_at = now()",
+        "status = 'finalizing', finalizing_at = clock_timestamp()",
         {"id": batch_id, "source": "in_progress"},
     )
 
@@ -178,7 +178,7 @@ def end(
     return _moved(
         connection,
         f"""
-        status = '{status.value}', {status.value}_at = now(), output_file_id = :output_file_id,
+        status = '{status.value}', {status.value}_at = clock_timestamp(), output_file_id = :output_file_id,
         error_file_id = :error_file_id, completed = :completed, failed = :failed,
         usage = CAST(:usage AS jsonb)
         """,
