@@ -55,7 +55,7 @@ def create_app(settings: Settings) -> Celery:
     """The Celery app of workers, beat and Flower. It connects to nothing before it is used."""
     app = Celery("trilane", broker=settings.redis_url, set_as_current=False)
     app.conf.update(
-        task_queues=[queue(name) for name in (*lane_queues(list(settings.lanes)), CONTROL_QUEUE)],
+        task_queues=[queue(name) for name in (*all_queues(settings), CONTROL_QUEUE)],
         task_default_queue=CONTROL_QUEUE,
         task_default_exchange="",
         task_default_routing_key=CONTROL_QUEUE,
@@ -106,6 +106,15 @@ def queue(name: str) -> Queue:
 def lane_queues(lanes: Sequence[str], model: str | None = None) -> list[str]:
     """The queues of these lanes, every band; those of a further model where one is named."""
     return list(dict.fromkeys(queue_name(lane, priority, model) for lane in lanes for priority in range(10)))
+
+
+def all_queues(settings: Settings) -> list[str]:
+    """The queues of every lane and model."""
+    return [
+        name
+        for model in settings.served
+        for name in lane_queues(list(settings.lanes_of(model)), settings.further(model))
+    ]
 
 
 def _refuse(*_args: object) -> None:

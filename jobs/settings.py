@@ -15,7 +15,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from jobs.domain.lanes import LANES, LanePolicy
+from jobs.domain.lanes import LANES, LanePolicy, slug
 
 _LANE: TypeAdapter[LanePolicy] = TypeAdapter(LanePolicy)
 # What moves by itself, with the bounds that it moves between.
@@ -56,6 +56,8 @@ class ApiSettings(_Group):
     max_body_bytes: int = Field(1_048_576, ge=1_024)
     max_messages: int = Field(256, ge=1)
     db_threads: int = Field(8, ge=1)
+    requests_per_minute: int | None = Field(None, ge=1, description="of each tenant; None: no bound")
+    tokens_per_minute: int | None = Field(None, ge=1, description="of each tenant, prompts and answers")
 
 
 class WebhookSettings(_Group):
@@ -66,6 +68,7 @@ class WebhookSettings(_Group):
     concurrency: int = Field(16, ge=1, description="deliveries at once in one process")
     per_host: int = Field(4, ge=1, description="deliveries at once to one receiver")
     retry_scale: float = Field(1.0, gt=0, description="shortens the retry schedule, for tests")
+    disable_after_days: float = Field(5.0, gt=0, description="of failures only, an endpoint is disabled")
 
 
 class RetentionSettings(_Group):
@@ -88,6 +91,13 @@ class EngineSettings(_Group):
         return engine == "vllm" if self.warm_up is None else self.warm_up
 
 
+class ModelSettings(_Group):
+    """A further model: where its weights lie, and the lanes that serve it."""
+
+    model_path: Path | None = None  # None: the engine finds them by the model's name
+    lanes: tuple[str, ...] = Field(tuple(LANES), min_length=1)
+
+
 class MpsShare(_Group):
     """What a worker gets of a card that it shares under CUDA MPS; None: no bound of its own."""
 
@@ -101,8 +111,9 @@ class WorkerPlacement(_Group):
 
     lanes: tuple[str, ...] = Field(min_length=1)
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = ()  # numbers as nvidia-smi counts; (): no card
+    model: str | None = None  # None: the setting model
     engine: str | None = None  # None: the setting engine.name
-    model_path: Path | None = None  # None: the setting engine.model_path
+    model_path: Path | None = None  # None: the model's own
     mps: MpsShare | None = None
 
 
@@ -117,6 +128,7 @@ class Settings(BaseSettings):
     redis_url: str = Field("", repr=False)
     secret_key: SecretStr | None = None
     model: str = "SmolLM2-135M-Instruct"
+    models: dict[str, ModelSettings] = Field(default_factory=dict, description="served beside the first")
     lane: dict[str, dict[str, Any]] = Field(default_factory=dict, description="overrides of lane policies")
     lease: LeaseSettings = LeaseSettings()
     feed: FeedSettings = FeedSettings()
@@ -131,10 +143,38 @@ class Settings(BaseSettings):
         """The lanes in rank order, the defaults under the overrides."""
         return {name: _overridden(policy, self.lane.get(name, {})) for name, policy in LANES.items()}
 
-    def placement(self, lanes: Iterable[str], gpus: Iterable[int]) -> WorkerPlacement:
-        """The entry of `workers` for exactly these lanes and cards, else one that says nothing more."""
-        wanted = WorkerPlacement(lanes=tuple(lanes), gpus=tuple(gpus))
-        return next((entry for entry in self.workers if _place(entry) == _place(wanted)), wanted)
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The models that are served, the first one first."""
+        return (self.model, *self.models)
+
+    def lanes_of(self, model: str) -> Mapping[str, LanePolicy]:
+        """The lanes that serve a model, in rank order."""
+        further = self.models.get(model)
+        return {name: lane for name, lane in self.lanes.items() if further is None or name in further.lanes}
+
+    def further(self, model: str | None) -> str | None:
+        """The model as its queues name it: None for the first one, whose queues have the plain names."""
+        return model if model in self.models else None
+
+    def of_model(self, model: str) -> "Settings":
+        """The settings of a worker that serves this model."""
+        further = self.models.get(model)
+        if further is None:
+            return self
+        engine = self.engine.model_copy(update={"model_path": further.model_path})
+        return self.model_copy(update={"model": model, "engine": engine})
+
+    def placement(
+        self, lanes: Iterable[str], gpus: Iterable[int], model: str | None = None
+    ) -> WorkerPlacement:
+        """The entry of `workers` for exactly these lanes, cards and model, else one that says no more."""
+        wanted = WorkerPlacement(lanes=tuple(lanes), gpus=tuple(gpus), model=model)
+        return next((entry for entry in self.workers if self.place(entry) == self.place(wanted)), wanted)
+
+    def place(self, entry: WorkerPlacement) -> tuple[frozenset[str], tuple[int, ...], str]:
+        """What tells one entry of `workers` from another."""
+        return frozenset(entry.lanes), entry.gpus, entry.model or self.model
 
     @classmethod
     def settings_customise_sources(
@@ -162,8 +202,9 @@ def load(**given: Any) -> Settings:
     unknown = sorted(set(settings.lane) - set(LANES))
     if unknown:
         raise SettingsError(f"setting lane.{unknown[0]}: no such lane; the lanes are {', '.join(LANES)}")
+    _check_models(settings)
     for number, entry in enumerate(settings.workers):
-        _check_placement(f"setting workers.{number}", entry, settings.workers[:number])
+        _check_placement(f"setting workers.{number}", settings, entry, settings.workers[:number])
     return settings
 
 
@@ -174,22 +215,42 @@ def require_servers(settings: Settings) -> None:
             raise SettingsError(f"setting {name} is missing: set TRILANE_{name.upper()}, or run `trilane up`")
 
 
-def _place(entry: WorkerPlacement) -> tuple[frozenset[str], tuple[int, ...]]:
-    return frozenset(entry.lanes), entry.gpus
+def _check_models(settings: Settings) -> None:
+    """Raise `SettingsError` where a further model has no lane, or its queues would be another's."""
+    named: dict[str, str] = {}
+    for name, further in settings.models.items():
+        where = f"setting models.{name}"
+        _check_lanes(where, further.lanes, LANES)
+        if name == settings.model:
+            raise SettingsError(f"{where}: this is the setting model already: take one of them out")
+        other = named.setdefault(slug(name), name)
+        if other != name or not slug(name):
+            same = f"those of {other} are called the same" if slug(name) else "it has no letter and no digit"
+            raise SettingsError(f"{where}: its queues cannot be named, {same}: give it another name")
 
 
-def _check_placement(where: str, entry: WorkerPlacement, before: Sequence[WorkerPlacement]) -> None:
-    """Raise `SettingsError` where an entry cannot be placed, alone or beside those before it."""
-    unknown = [lane for lane in entry.lanes if lane not in LANES]
+def _check_lanes(where: str, given: Iterable[str], known: Iterable[str]) -> None:
+    unknown = [lane for lane in given if lane not in known]
     if unknown:
-        raise SettingsError(f"{where}.lanes: no lane {unknown[0]!r}; the lanes are {', '.join(LANES)}")
+        raise SettingsError(f"{where}.lanes: no lane {unknown[0]!r}; the lanes are {', '.join(known)}")
+
+
+def _check_placement(
+    where: str, settings: Settings, entry: WorkerPlacement, before: Sequence[WorkerPlacement]
+) -> None:
+    """Raise `SettingsError` where an entry cannot be placed, alone or beside those before it."""
+    _check_lanes(where, entry.lanes, LANES)
+    model = entry.model or settings.model
+    if model not in settings.served:
+        raise SettingsError(f"{where}.model: no model {model!r}; served are {', '.join(settings.served)}")
+    _check_lanes(f"{where}: of {model}", entry.lanes, settings.lanes_of(model))
     for name, values in (("lanes", entry.lanes), ("gpus", entry.gpus)):
         if len(set(values)) < len(values):
             raise SettingsError(f"{where}.{name}: one is named twice: name each once")
     if entry.mps and not entry.gpus:
         raise SettingsError(f"{where}.mps: there is no card to share: name it in gpus, or take mps out")
     for number, other in enumerate(before):
-        if _place(other) == _place(entry) and other != entry:
+        if settings.place(other) == settings.place(entry) and other != entry:
             raise SettingsError(
                 f"{where}: has the lanes and cards of workers.{number} but differs: make the two the same"
             )

@@ -15,10 +15,10 @@ from jobs.domain.requests import Message, Role, Sampling, to_json
 from jobs.secrets import Vault
 from jobs.settings import Settings
 from jobs.store.tenants import Tenant
-from jobs.tokenizer import TokenCounter
+from producer import served
 from producer.refusals import Code, Refusal
 from producer.request import DEFAULT_MAX_TOKENS, Request, WebhookTarget, parse, refusal_of
-from producer.routing import Router
+from producer.served import Models, Prompt
 
 MAX_KEY_CHARS = 255
 P = ParamSpec("P")
@@ -51,10 +51,9 @@ class Preparer:
 
     def __init__(self, settings: Settings) -> None:
         """Open nothing yet. Raises `SettingsError` where the key for secrets is short."""
-        self._settings, self._lanes = settings, settings.lanes
+        self._settings = settings
         self._vault = Vault(settings) if settings.secret_key else None
-        self._counter = TokenCounter.of(settings.engine)
-        self._router = Router(self._lanes, self._counter)
+        self.models = Models(settings)
 
     def one(self, tenant: Tenant, request: Request | bytes, idempotency: Idempotency | None = None) -> NewJob:
         """The job of one request, a model or a JSON body. Raises `Refusal`."""
@@ -64,8 +63,9 @@ class Preparer:
             raise _refusal(error) from None
         if checked.webhook:
             self._check_target(checked.webhook.url)
-        messages = _messages(checked, self._settings.api.max_messages)
-        return self._job(tenant, checked, clock.now(), messages, self._counter.count(messages), idempotency)
+        prompt = self._prompt(checked)
+        prompt_tokens = prompt.model.counter.count(prompt.messages)
+        return self._job(tenant, checked, clock.now(), prompt, prompt_tokens, idempotency)
 
     def many(self, tenant: Tenant, requests: Sequence[Request | Mapping[str, Any]]) -> list[NewJob]:
         """The jobs of many requests. Raises `Refusal`; its field begins with the request's position."""
@@ -84,41 +84,44 @@ class Preparer:
     def each(self, tenant: Tenant, requests: Sequence[Request]) -> list[NewJob | Refusal]:
         """The job of each request, or why there is none; the tokens of all are counted at once."""
         now, targets_seen = clock.now(), set[str]()
-        prompts = [_tried(_messages, request, self._settings.api.max_messages) for request in requests]
-        counts = iter(self._counter.count_many([one for one in prompts if not isinstance(one, Refusal)]))
+        prompts = [_tried(self._prompt, request) for request in requests]
+        counts = served.counts([prompt for prompt in prompts if not isinstance(prompt, Refusal)])
 
-        def job(request: Request, messages: tuple[Message, ...]) -> NewJob:
+        def job(request: Request, prompt: Prompt) -> NewJob:
             prompt_tokens = next(counts)
             if request.webhook and request.webhook.url not in targets_seen:
                 self._check_target(request.webhook.url)
                 targets_seen.add(request.webhook.url)
-            return self._job(tenant, request, now, messages, prompt_tokens)
+            return self._job(tenant, request, now, prompt, prompt_tokens)
 
         return [
-            messages if isinstance(messages, Refusal) else _tried(job, request, messages)
-            for request, messages in zip(requests, prompts, strict=True)
+            prompt if isinstance(prompt, Refusal) else _tried(job, request, prompt)
+            for request, prompt in zip(requests, prompts, strict=True)
         ]
+
+    def _prompt(self, request: Request) -> Prompt:
+        return Prompt(self.models.find(request.model), _messages(request, self._settings.api.max_messages))
 
     def _job(
         self,
         tenant: Tenant,
         request: Request,
         now: datetime,
-        messages: tuple[Message, ...],
+        prompt: Prompt,
         prompt_tokens: int,
         idempotency: Idempotency | None = None,
     ) -> NewJob:
-        sampling = _sampling(request)
-        lane, note = self._router.route(request, sampling, messages, prompt_tokens)
-        deadline = now + timedelta(seconds=request.deadline_s or self._lanes[lane].deadline_s)
+        sampling, model, messages = _sampling(request), prompt.model, prompt.messages
+        lane, note = model.router.route(request, sampling, messages, prompt_tokens)
+        deadline = now + timedelta(seconds=request.deadline_s or model.lanes[lane].deadline_s)
         return NewJob(
             id=new_id(),
             tenant_id=tenant.id,
             kind=request.kind,
-            model=self._model(request),
+            model=model.name,
             lane=lane,
             priority=request.priority,
-            queue=queue_name(lane, request.priority),
+            queue=queue_name(lane, request.priority, model.in_queues),
             request=to_json(messages, sampling) | ({"routed": note} if note else {}),
             prompt_tokens=prompt_tokens,
             deadline=deadline,
@@ -130,18 +133,6 @@ class Preparer:
             idempotency_key=idempotency.key if idempotency else None,
             payload_hash=idempotency.payload_hash if idempotency else None,
         )
-
-    def _model(self, request: Request) -> str:
-        served = self._settings.model
-        if request.model not in (None, served):
-            raise Refusal(
-                Code.UNKNOWN_MODEL,
-                "No such model is served",
-                field="model",
-                limit=served,
-                remedy=f"Leave it out, or ask for {served}.",
-            )
-        return served
 
     def _check_target(self, url: str) -> None:
         try:

@@ -28,7 +28,7 @@ class Shadower:
 
     def __init__(self, settings: Settings, engine: Engine, now: Callable[[], float] = time.monotonic) -> None:
         """`now` is a clock in seconds that never goes back."""
-        self._lanes = settings.lanes
+        self._settings, self._lanes = settings, settings.lanes
         self._engine, self._now = engine, now
         self._shadowed = [lane for lane in self._lanes.values() if lane.shadow.share]
         self._since: datetime | None = None
@@ -59,6 +59,8 @@ class Shadower:
             n=max(UNDER_WAY - shadows.under_way(connection), 0),
         )
         for original in found:
+            if reference.name not in self._settings.lanes_of(original.model):
+                continue
             shadow = NewJob(
                 id=new_id(),
                 tenant_id=tenant.id,
@@ -66,7 +68,7 @@ class Shadower:
                 model=original.model,
                 lane=reference.name,
                 priority=PRIORITY,
-                queue=queue_name(reference.name, PRIORITY),
+                queue=queue_name(reference.name, PRIORITY, self._settings.further(original.model)),
                 request=original.request,
                 prompt_tokens=original.prompt_tokens,
                 prefix=original.prefix,

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Sequence
 
 from jobs.domain.jobs import new_id
+from jobs.domain.lanes import slug
 from jobs.settings import Settings
 from workers import pinning
 from workers.engines import registry
@@ -37,11 +38,16 @@ def build_engine(settings: Settings, lanes: Sequence[str], name: str | None = No
     return registry.build(name, config)
 
 
-def run(settings: Settings, lanes: Sequence[str], engine_name: str | None = None) -> int:
-    """Drain `lanes` until SIGTERM; returns the process's exit code. Raises as `build_engine` does."""
+def run(
+    settings: Settings, lanes: Sequence[str], engine_name: str | None = None, model: str | None = None
+) -> int:
+    """Drain `lanes` until SIGTERM; returns the process's exit code. Raises as `build_engine` does.
+
+    `settings` are those of the model; `model` names it where it is a further one, with queues of its own.
+    """
     ranked = [lane for lane in settings.lanes if lane in lanes]
     engine = build_engine(settings, ranked, engine_name)
-    name = f"{'-'.join(ranked)}-{new_id().hex[-8:]}"
+    name = "-".join((*ranked, *([slug(model)] if model else []), new_id().hex[-8:]))
     service = LaneService(settings, ranked, engine, f"{name}@{socket.gethostname()}:{os.getpid()}")
-    status = run_worker(settings, lanes=ranked, service=service, name=name)
+    status = run_worker(settings, lanes=ranked, service=service, name=name, model=model)
     return status or int(service.failed)

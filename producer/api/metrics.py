@@ -1,5 +1,6 @@
 """What Prometheus scrapes: requests as they come, and the lanes' figures as they are at the scrape."""
 
+from collections import Counter as Counts
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -58,8 +59,10 @@ class _Figures(Collector):
 
 def _of_broker(depths: Mapping[str, int]) -> Iterator[Metric]:
     queued = GaugeMetricFamily("trilane_queue_depth", "Messages in Redis", labels=["lane", "band"])
+    summed = Counts[tuple[str, str]]()  # over the models, each of which has queues of its own
     for queue, depth in depths.items():
-        lane, band, _ = parse_queue(queue)
+        summed[parse_queue(queue)[:2]] += depth
+    for (lane, band), depth in summed.items():
         queued.add_metric([lane, band], depth)
     yield queued
 

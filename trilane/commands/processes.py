@@ -33,28 +33,36 @@ def _cards(context: click.Context, parameter: click.Parameter, values: tuple[str
     help="The card to run on, by its number in nvidia-smi; several for a model that is spread over them."
     "  [default: whatever the process sees]",
 )
+@click.option("--model", help="One of the settings model and models.  [default: the setting model]")
 @click.option("--engine", help="llamacpp, sim or vllm.  [default: the setting engine.name]")
-def worker(lanes: str | None, gpus: tuple[int, ...], engine: str | None) -> None:
+def worker(lanes: str | None, gpus: tuple[int, ...], model: str | None, engine: str | None) -> None:
     """Run a worker: load the engine, then drain the lanes until SIGTERM.
 
     With one lane it has the engine to itself; with several, hot passes warm passes cold. What an entry of
-    [[workers]] says of exactly these lanes and cards holds here too.
+    [[workers]] says of exactly these lanes, cards and model holds here too.
     """
     settings = _settings()
-    wanted = [name.strip() for name in lanes.split(",")] if lanes else list(settings.lanes)
-    unknown = [name for name in wanted if name not in settings.lanes]
+    model = model or settings.model
+    if model not in settings.served:
+        raise click.BadParameter(f"no model {model!r}; served are {', '.join(settings.served)}")
+    serving = settings.lanes_of(model)
+    wanted = [name.strip() for name in lanes.split(",")] if lanes else list(serving)
+    unknown = [name for name in wanted if name not in serving]
     if unknown:
-        raise click.BadParameter(f"no lane {unknown[0]!r}; the lanes are {', '.join(settings.lanes)}")
-    placement = settings.placement(wanted, gpus)
+        raise click.BadParameter(f"no lane {unknown[0]!r}; the lanes are {', '.join(serving)}")
+    placement = settings.placement(wanted, gpus, model)
     engine = engine or placement.engine or settings.engine.name
     policies = [lane for name, lane in settings.lanes.items() if name in wanted]
     _prepare(placement, policies, warms_up=settings.engine.warms_up(engine))
+    further, settings = settings.further(model), settings.of_model(model)
     if placement.model_path:
         own = settings.engine.model_copy(update={"model_path": placement.model_path})
         settings = settings.model_copy(update={"engine": own})
+    if further and engine == "llamacpp" and settings.engine.model_path is None:
+        raise SettingsError(f"setting models.{further}.model_path is missing: name its GGUF file")
     from workers import worker as lane_worker
 
-    sys.exit(lane_worker.run(settings, wanted, engine))
+    sys.exit(lane_worker.run(settings, wanted, engine, further))
 
 
 def _prepare(placement: WorkerPlacement, policies: Sequence[LanePolicy], warms_up: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from jobs import gguf, model_files
+from jobs.domain.lanes import slug
 from jobs.settings import Settings, WorkerPlacement
 from jobs.store import workers
 from jobs.store.workers import WorkerState
@@ -17,7 +18,7 @@ from trilane.stack import StackError
 def placements(
     settings: Settings, lanes: Sequence[Sequence[str]] | None = None, engine: str | None = None
 ) -> list[WorkerPlacement]:
-    """One entry for each process: those of `lanes`, else of the table, else one for each lane.
+    """One entry for each process: those of `lanes`, else of the table, else one for each lane; of each model.
 
     Each has an engine; the one given holds for all. Raises `StackError` where a lane does not exist.
     """
@@ -25,7 +26,12 @@ def placements(
     if unknown:
         raise StackError(f"no lane {unknown[0]!r}: the lanes are {', '.join(settings.lanes)}")
     groups = lanes or [(lane,) for lane in settings.lanes]
-    entries = [WorkerPlacement(lanes=tuple(group)) for group in groups]
+    entries = [
+        WorkerPlacement(lanes=serving, model=settings.further(model))
+        for model in settings.served
+        for group in groups
+        if (serving := tuple(lane for lane in group if lane in settings.lanes_of(model)))
+    ]
     if not lanes and settings.workers:
         entries = list(settings.workers)
     return [
@@ -35,10 +41,10 @@ def placements(
 
 
 def names(entries: Sequence[WorkerPlacement]) -> Iterator[str]:
-    """`worker-cold`, and `worker-cold-2` for the next with the same lanes."""
+    """`worker-cold`, a further model's behind it, and `worker-cold-2` for the next of the same."""
     counts: Counter[str] = Counter()
     for entry in entries:
-        name = "-".join(("worker", *entry.lanes))
+        name = "-".join(("worker", *entry.lanes, *([slug(entry.model)] if entry.model else [])))
         counts[name] += 1
         yield name if counts[name] == 1 else f"{name}-{counts[name]}"
 
@@ -46,7 +52,14 @@ def names(entries: Sequence[WorkerPlacement]) -> Iterator[str]:
 def arguments(entry: WorkerPlacement) -> list[str]:
     """What `trilane worker` is called with."""
     cards = ["--gpu", ",".join(map(str, entry.gpus))] if entry.gpus else []
-    return ["--lanes", ",".join(entry.lanes), *cards, "--engine", str(entry.engine)]
+    model = ["--model", entry.model] if entry.model else []
+    return ["--lanes", ",".join(entry.lanes), *cards, *model, "--engine", str(entry.engine)]
+
+
+def complete(settings: Settings, entries: Sequence[WorkerPlacement]) -> bool:
+    """Whether every lane of every model has a worker."""
+    there = {(lane, entry.model or settings.model) for entry in entries for lane in entry.lanes}
+    return there >= {(lane, model) for model in settings.served for lane in settings.lanes_of(model)}
 
 
 def niceness(settings: Settings, entry: WorkerPlacement) -> int:
@@ -67,7 +80,8 @@ def fitted_lanes(
     for entry in (*entries, *others):
         if entry.engine != "llamacpp":
             continue
-        path = entry.model_path or settings.engine.model_path or model_files.smollm2_path()
+        own = settings.of_model(entry.model or settings.model)
+        path = entry.model_path or own.engine.model_path or model_files.smollm2_path()
         context = gguf.context_length(gguf.read_metadata(path))
         for lane in entry.lanes:
             given = overrides.get(lane, {}).get("max_model_len", settings.lanes[lane].max_model_len)

@@ -176,7 +176,7 @@ class _Starting:
         api = f"http://{ports.HOST}:{self._api_port}"
         flower = f"http://{ports.HOST}:{self._flower_port}"
         # The API is not ready while a lane has no worker, which may be what was asked for.
-        complete = {lane for entry in self._workers for lane in entry.lanes} == set(self._settings.lanes)
+        complete = lane_workers.complete(self._settings, self._workers)
         return [
             *map(partial(self._worker, database), lane_workers.names(self._workers), self._workers),
             self._part("api", ready=partial(_answers, api + ("/readyz" if complete else "/healthz"))),
