@@ -8,6 +8,7 @@ from jobs import live
 from jobs.broker import Announcer
 from jobs.domain.jobs import Status
 from jobs.store import moves, reads
+from jobs.store.moves import Moved
 from jobs.store.reads import JobDetail
 from producer.refusals import Code, Refusal
 
@@ -21,14 +22,18 @@ def cancel(engine: Engine, announcer: Announcer, tenant_id: uuid.UUID, job_id: u
         moved = moves.cancel(connection, tenant_id, job_id)
         detail = found(connection, tenant_id, job_id)
     if moved:
-        # Its worker frees the sequence at once, and who waits for it is told.
-        hints = [(live.channel(str(job_id)), live.to_message(live.ENDED))]
-        if moved.source is Status.RUNNING:
-            hints.append((live.CANCEL_CHANNEL, str(job_id)))
-        announcer.publish(hints)
+        tell_cancelled(announcer, job_id, moved)
     elif detail.job.status is not Status.CANCELLED:
         raise Refusal(Code.JOB_ENDED, f"The job has {detail.job.status} already")
     return detail
+
+
+def tell_cancelled(announcer: Announcer, job_id: uuid.UUID, moved: Moved) -> None:
+    """Have the worker of a cancelled job free the sequence at once, and tell who waits for it."""
+    hints = [(live.channel(str(job_id)), live.to_message(live.ENDED))]
+    if moved.source is Status.RUNNING:
+        hints.append((live.CANCEL_CHANNEL, str(job_id)))
+    announcer.publish(hints)
 
 
 def redrive(engine: Engine, tenant_id: uuid.UUID, job_id: uuid.UUID) -> JobDetail:

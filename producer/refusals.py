@@ -31,6 +31,8 @@ class Code(StrEnum):
     UNAUTHORIZED = "unauthorized"
     JOB_NOT_FOUND = "job_not_found"
     DELIVERY_NOT_FOUND = "delivery_not_found"
+    RESPONSE_NOT_FOUND = "response_not_found"
+    PREVIOUS_RESPONSE_NOT_FOUND = "previous_response_not_found"
     JOB_ENDED = "job_ended"
     JOB_NOT_FAILED = "job_not_failed"
     INVALID_FORM = "invalid_form"

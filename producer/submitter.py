@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from jobs.broker import Announcer
@@ -50,11 +50,18 @@ class Submitter:
         except intake.IdempotencyConflict as conflict:
             raise _conflict(conflict) from None
 
-    def store(self, job: NewJob) -> intake.Accepted:
-        """Store a prepared job and, after the commit, announce it if its queue has room."""
+    def store(
+        self, job: NewJob, beside: Callable[[Connection], None] = lambda connection: None
+    ) -> intake.Accepted:
+        """Store a prepared job and, after the commit, announce it if its queue has room.
+
+        `beside` stores what hangs on a new job, in the same transaction.
+        """
         try:
             with self._engine().begin() as connection:
                 accepted = intake.insert(connection, job, self._window)
+                if accepted.created:
+                    beside(connection)
         except intake.IdempotencyConflict as conflict:
             raise _conflict(conflict) from None
         if accepted.announce and not self._announcer.announce(job.queue, [str(job.id)]):

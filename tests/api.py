@@ -121,7 +121,11 @@ class Worker:
         with self._engine.begin() as connection:
             records.record(connection, [ending])
         if hint:
-            self._redis.publish(live.channel(str(ending.job_id)), live.to_message(live.ENDED))
+            self.hint_end(str(ending.job_id))
+
+    def hint_end(self, job_id: str) -> None:
+        """Say that the job has ended."""
+        self._redis.publish(live.channel(job_id), live.to_message(live.ENDED))
 
 
 _LATENCY = LatencyRecord("succeeded", "hot", worker="by hand", queue_ms=1.0, ttft_ms=2.5, total_ms=12.5)

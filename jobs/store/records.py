@@ -57,7 +57,9 @@ _LATENCY = {"job_id": "uuid", "attempt": "int"} | {
 _latency_values = attrgetter(*LatencyRecord.__dataclass_fields__)
 _INSERT_LATENCY = (
     f"INSERT INTO latency_records ({', '.join(_LATENCY)})"
-    f" SELECT * FROM {_arrays(_LATENCY, 'latency_')} ON CONFLICT DO NOTHING"
+    f" SELECT * FROM {_arrays(_LATENCY, 'latency_')}"
+    # A job may be deleted while it runs.
+    " WHERE EXISTS (SELECT FROM jobs WHERE jobs.id = given.job_id) ON CONFLICT DO NOTHING"
 )
 
 _ENDING = {

@@ -51,7 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     errors.install(app)
     app.add_middleware(Guard, metrics=services.metrics)
-    for module in (jobs, events, webhooks, lanes, health, files_routes):
+    for module in (jobs, events, webhooks, lanes, health, files_routes, batches_routes, responses_routes):
         app.include_router(module.router)
     # Behind an address that others reach, figures are for who has a key.
     app.get(
@@ -121,9 +121,10 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with the form of a request added: its route reads the body itself."""
+    """FastAPI's document, with the forms added whose routes read the body themselves."""
     if app.openapi_schema is None:
         document = FastAPI.openapi(app)
-        form = Request.model_json_schema(ref_template="#/components/schemas/{model}")
-        document["components"]["schemas"].update({**form.pop("$defs"), "Request": form})
+        for form in (Request, CreateResponse):
+            schema = form.model_json_schema(ref_template="#/components/schemas/{model}")
+            document["components"]["schemas"].update({**schema.pop("$defs"), form.__name__: schema})
     return app.openapi_schema or {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.domain.jobs import Job
-from producer.openai import chat
+from producer.openai import chat, responses_batch, responses_translation
 from producer.refusals import Code, Refusal
 from producer.request import Request
 
@@ -18,10 +18,18 @@ class _Endpoint:
     to_result: Callable[[Job, Result], dict[str, Any]]
     # What an answer repeats of its body, beside what the job has; it is kept as `shown` in the job's request.
     shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda body: {}
+    # Tells a refusal of the request by the names of its body's fields.
+    renamed: Callable[[Refusal], Refusal] = lambda refusal: refusal
 
 
 _ENDPOINTS: Mapping[str, _Endpoint] = {
     "/v1/chat/completions": _Endpoint(chat.to_request, chat.to_completion),
+    "/v1/responses": _Endpoint(
+        responses_batch.to_request,
+        responses_batch.to_result,
+        responses_batch.shown,
+        responses_translation.renamed,
+    ),
 }
 ENDPOINTS = tuple(_ENDPOINTS)
 # Every line goes to the cold lane, and its answer into a file.
@@ -44,6 +52,11 @@ def to_request(endpoint: str, body: Mapping[str, Any]) -> Request:
 def shown(endpoint: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the answer will repeat of a body, beside what the job has anyway; kept in the job's request."""
     return _ENDPOINTS[endpoint].shown(body)
+
+
+def renamed(endpoint: str, refusal: Refusal) -> Refusal:
+    """The same refusal of a request, told by the names of the body's fields."""
+    return _ENDPOINTS[endpoint].renamed(refusal)
 
 
 def to_result(endpoint: str, job: Job, result: Result) -> dict[str, Any]:

@@ -2,19 +2,22 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from jobs import live
+from jobs.domain.jobs import Status
 from jobs.live import Event, LiveEvent
 from jobs.store import reads
 from jobs.store.reads import JobDetail
 from producer import moves
 from producer.api.hub import Listener, Signal
 from producer.api.services import Services
+from producer.refusals import Code, Refusal
 
 HEARTBEAT_S = 15.0
 
@@ -61,17 +64,19 @@ class Ended:
 Progress = Running | Piece | Quiet | Closing | Ended
 
 
-async def follow(services: Services, tenant_id: uuid.UUID, job_id: uuid.UUID) -> AsyncIterator[Progress]:
+async def follow(
+    services: Services, tenant_id: uuid.UUID, job_id: uuid.UUID
+) -> AsyncGenerator[Progress, None]:
     """The job's progress from its beginning until it has ended, whatever its state now.
 
     Pieces of one attempt follow each other without a gap or an overlap. Pieces of a later attempt begin at 0
     again. Raises `Refusal` where the tenant has no such job.
     """
-    detail = await services.transact(moves.found, tenant_id, job_id)
-    text = _Text()
-    ended = detail.job.status.terminal
-    if not ended and detail.job.attempt and detail.job.status.value == "running":
-        yield Running(detail.job.attempt)
+    job = (await services.transact(moves.found, tenant_id, job_id)).job
+    text = _Text(job.attempt + (job.status is Status.QUEUED))
+    ended = job.status.terminal
+    if job.status is Status.RUNNING:
+        yield Running(job.attempt)
     async with services.hub.listening(str(job_id)) as listener:
         while True:
             if ended and (end := await _end(services, tenant_id, job_id, text)) is not None:
@@ -92,25 +97,37 @@ async def follow(services: Services, tenant_id: uuid.UUID, job_id: uuid.UUID) ->
             )
             for progress in text.take(events):
                 yield progress
-            ended = live.ENDED in events
+            # Who may have missed events may have missed the end.
+            ended = item is Signal.LOOK or live.ENDED in events
+
+
+async def end_of(services: Services, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Ended:
+    """How the job ends, once it has. Raises `Refusal` where there is none, or the API stops before."""
+    async with aclosing(follow(services, tenant_id, job_id)) as progress:
+        async for one in progress:
+            if isinstance(one, Ended):
+                return one
+    raise Refusal(Code.NOT_READY, "The API is stopping", remedy="Try again in a moment.")
 
 
 class _Text:
-    """The text so far, of the newest attempt."""
+    """The text so far, of the newest attempt; what came of those before `least` is void."""
 
-    def __init__(self) -> None:
-        self.attempt = 0
+    def __init__(self, least: int) -> None:
+        self.attempt, self._least = 0, least
         self.text = ""
         self.last_id: str | None = None
 
     def take(self, events: Sequence[Event]) -> list[Progress]:
         """What is new in these events; those that were taken before are passed over."""
+        new = [event for event in events if event.id and _order(event.id) > _order(self.last_id)]
+        self._least = max([self._least, *(_order(event.id)[0] for event in new)])
         found: list[Progress] = []
-        for event in events:
-            if event.id is None or _order(event.id) <= _order(self.last_id):
-                continue
+        for event in new:
             self.last_id = event.id
             attempt = _order(event.id)[0]
+            if attempt < self._least:
+                continue
             if attempt != self.attempt:
                 self.attempt, self.text = attempt, ""
                 found.append(Running(attempt))

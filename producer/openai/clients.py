@@ -1,0 +1,60 @@
+"""What is done for a client only while it is there: waiting for an answer, streaming one."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+HEARTBEAT = b": still here\n\n"
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What the work returns. Raises `ClientDisconnect`, the work cancelled, once the client has gone."""
+    tasks = working, going = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        going.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    """Return once the client has gone; the body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. `left` is called once they have ended, or the client has gone before."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], left: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+        self._events, self._left = events, left
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them all."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._events.aclose()
+            await self._left()
+
+
+def sse(data: Mapping[str, Any], event: str | None = None) -> bytes:
+    """One event; JSON in ASCII, which no reader of lines can split."""
+    head = f"event: {event}\n" if event else ""
+    return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

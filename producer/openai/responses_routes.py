@@ -1,0 +1,251 @@
+"""The routes of responses: create, retrieve, cancel, delete, and the items of the input."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import structlog
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from sqlalchemy.exc import SQLAlchemyError
+
+from jobs.store import responses as store
+from jobs.store.tenants import Tenant
+from producer import moves
+from producer.api import bounded
+from producer.api.auth import CurrentTenant
+from producer.api.errors import responses as errors
+from producer.api.services import Services, Shared
+from producer.openai import responses
+from producer.openai.clients import HEARTBEAT, EventStream, sse, unless_gone
+from producer.openai.following import Quiet, end_of, follow
+from producer.openai.responses import Found
+from producer.openai.responses_events import Event, Events
+from producer.openai.responses_form import CreateResponse, Included, asks_for_nothing, parse
+from producer.openai.responses_views import InputItem, OutputMessage, ResponseView, items_of
+from producer.prepare import Idempotency
+from producer.refusals import Code, Refusal
+
+log = structlog.get_logger()
+router = APIRouter(tags=["responses"])
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/CreateResponse"}}},
+    }
+}
+_EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The response, or its events with `stream`.", "content": {"text/event-stream": {}}}
+}
+
+
+@router.post(
+    "/v1/responses",
+    response_model=ResponseView,
+    openapi_extra=_BODY,
+    responses={**_EVENTS, **errors(400, 404, 409, 413, 422)},
+)
+async def create_response(
+    request: Request,
+    tenant: CurrentTenant,
+    services: Shared,
+    idempotency_key: Annotated[str | None, Header(description="Makes a repeat safe, as for jobs.")] = None,
+) -> Any:
+    """Ask for a response. With `background` the answer comes at once, else once the response has ended; a
+    client that leaves before cancels it then, unless an Idempotency-Key lets it come back."""
+    body = await bounded.whole(request, services.settings.api.max_body_bytes)
+    form = parse(body)
+    idempotency = None
+    if idempotency_key is not None:
+        bound = hashlib.sha256(b"POST /v1/responses\n" + body)
+        idempotency = Idempotency(idempotency_key, bound.digest())
+    response = await _accept(services, tenant, form, idempotency)
+    waiting = _Waiting(services, response, goes_on=bool(form.background or idempotency))
+    if form.stream:
+        return EventStream(waiting.events(None), waiting.left)
+    if form.background:
+        return ResponseView.of(response.asked, response.detail)
+    try:
+        return await unless_gone(request, waiting.end())
+    finally:
+        await waiting.left()
+
+
+async def _accept(
+    services: Services, tenant: Tenant, form: CreateResponse, idempotency: Idempotency | None
+) -> Found:
+    """The response, a new one or that of an earlier request with the same key."""
+    submitter = services.submitter
+    held = await services.run(submitter.repeated, tenant, idempotency) if idempotency else None
+    if held is None:
+        earlier = None
+        if form.previous_response_id is not None:
+            earlier = await services.transact(responses.before, tenant.id, form.previous_response_id)
+        # Not among the database's threads: counting takes the processor.
+        job, asked = await asyncio.to_thread(
+            responses.prepare, submitter.preparer, tenant, form, earlier, idempotency
+        )
+        accepted = await services.run(
+            submitter.store, job, lambda connection: store.insert(connection, asked)
+        )
+        if accepted.created:
+            services.metrics.submitted.labels(job.kind.value, job.lane).inc()
+            return Found.accepted(asked, accepted.job)
+        held = accepted.job
+    return await services.transact(responses.found, tenant.id, held.id)
+
+
+class _Waiting:
+    """A client that waits for a response's end. `goes_on`: the response does without the client, too."""
+
+    def __init__(self, services: Services, response: Found, *, goes_on: bool) -> None:
+        self._services, self._response, self._goes_on = services, response, goes_on
+        self._ended = False
+
+    async def end(self) -> ResponseView:
+        """The response as it ended. Raises `Refusal` where it was deleted meanwhile."""
+        asked = self._response.asked
+        detail = (await end_of(self._services, asked.tenant_id, asked.job_id)).detail
+        if detail is None:
+            raise responses.not_found()
+        self._ended = True
+        return ResponseView.of(asked, detail)
+
+    async def events(self, after: int | None) -> AsyncGenerator[bytes, None]:
+        """The events behind the one of the number `after`, as they are sent."""
+        asked = self._response.asked
+        events = Events(asked, self._response.detail.job, after)
+        yield _sent(events.begin())
+        async with aclosing(follow(self._services, asked.tenant_id, asked.job_id)) as following:
+            async for progress in following:
+                if isinstance(progress, Quiet):
+                    yield HEARTBEAT
+                elif sent := _sent(events.of(progress)):
+                    yield sent
+                if events.over:
+                    break
+        self._ended = events.over
+
+    async def left(self) -> None:
+        """The client has gone, or has its answer: end what nobody waits for, and drop what is not stored."""
+        asked = self._response.asked
+        stays = asked.stored if self._ended else self._goes_on
+        if stays:
+            return
+        move = moves.cancel if asked.stored else responses.drop
+        engine, announcer = self._services.engine, self._services.announcer
+        try:
+            await self._services.run(move, engine, announcer, asked.tenant_id, asked.job_id)
+        except Refusal:
+            log.debug("response.ended_meanwhile", job_id=str(asked.job_id))
+        except SQLAlchemyError as error:
+            log.warning("response.not_ended", job_id=str(asked.job_id), error=type(error).__name__)
+
+
+def _sent(events: Iterable[Event]) -> bytes:
+    return b"".join(sse(event, event["type"]) for event in events)
+
+
+class Retrieval(BaseModel):
+    """How a response is shown."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    stream: bool = Field(default=False, description="Its events, to its end, wherever it stands.")
+    starting_after: int | None = Field(default=None, ge=0, description="Only events behind this number.")
+    include: Included = Field(default=[], alias="include[]")
+    include_obfuscation: Annotated[bool, AfterValidator(asks_for_nothing)] = False
+
+
+@router.get(
+    "/v1/responses/{response_id}",
+    response_model=ResponseView,
+    responses={**_EVENTS, **errors(400, 404, 422)},
+)
+async def retrieve_response(
+    response_id: str, query: Annotated[Retrieval, Query()], tenant: CurrentTenant, services: Shared
+) -> Any:
+    """A response as it is now, or its events: from the beginning, or from where an earlier stream broke."""
+    if query.starting_after is not None and not query.stream:
+        raise Refusal(
+            Code.CONFLICTING_FIELDS,
+            "Only a stream starts after an event",
+            field="starting_after",
+            remedy="Set stream to true, or leave it out.",
+        )
+    response = await services.transact(responses.kept, tenant.id, response_id)
+    if not query.stream:
+        return ResponseView.of(response.asked, response.detail)
+    waiting = _Waiting(services, response, goes_on=True)
+    return EventStream(waiting.events(query.starting_after), waiting.left)
+
+
+@router.post("/v1/responses/{response_id}/cancel", responses=errors(404))
+async def cancel_response(response_id: str, tenant: CurrentTenant, services: Shared) -> ResponseView:
+    """Cancel a response that is queued or in progress; its place is free within moments. One that has ended
+    is answered as it is."""
+    response = await services.run(
+        responses.cancel, services.engine, services.announcer, tenant.id, response_id
+    )
+    return ResponseView.of(response.asked, response.detail)
+
+
+class DeletedResponse(BaseModel):
+    """A response that is no more."""
+
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+@router.delete("/v1/responses/{response_id}", responses=errors(404))
+async def delete_response(response_id: str, tenant: CurrentTenant, services: Shared) -> DeletedResponse:
+    """Delete a response with all that hangs on it; one that has not ended is cancelled."""
+    await services.run(responses.delete, services.engine, services.announcer, tenant.id, response_id)
+    return DeletedResponse(id=response_id)
+
+
+class ItemsWanted(BaseModel):
+    """Which items a list shows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: str | None = Field(default=None, description="`last_id` of the page before.")
+    limit: int = Field(default=20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    include: Included = Field(default=[], alias="include[]")
+
+
+class ItemList(BaseModel):
+    """One page of items."""
+
+    object: Literal["list"] = "list"
+    data: Sequence[InputItem | OutputMessage]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+@router.get("/v1/responses/{response_id}/input_items", responses=errors(400, 404, 422))
+async def list_input_items(
+    response_id: str, query: Annotated[ItemsWanted, Query()], tenant: CurrentTenant, services: Shared
+) -> ItemList:
+    """The conversation that a response answers, earlier responses included, instructions not."""
+    response = await services.transact(responses.kept, tenant.id, response_id)
+    items = items_of(response.asked, response.detail.job)
+    if query.order == "desc":
+        items.reverse()
+    places = {item.id: place for place, item in enumerate(items)}
+    if query.after is not None and query.after not in places:
+        raise Refusal(Code.NOT_FOUND, "No such item", field="after")
+    start = places[query.after] + 1 if query.after is not None else 0
+    page = items[start : start + query.limit]
+    return ItemList(
+        data=page,
+        first_id=page[0].id if page else None,
+        last_id=page[-1].id if page else None,
+        has_more=start + len(page) < len(items),
+    )
