@@ -197,6 +197,13 @@ def test_figures_by_kind_and_over_all() -> None:
     assert chat["ttft_ms"]["p99"] == pytest.approx(199)
 
 
+def test_capacity_is_that_of_full_cards_where_there_is_enough_to_tell() -> None:
+    waited = [served(Kind.CHAT, 0.5 * n, 0.1, 0.5) for n in range(10)]
+    assert lanes_report.capacity_per_s(waited) == pytest.approx(2.0)
+    at_once = [served(Kind.CHAT, 0, 0.1, n) for n in range(1, 5)]
+    assert lanes_report.capacity_per_s(at_once) == pytest.approx(1.0)
+
+
 def test_the_busy_share_counts_overlaps_once() -> None:
     times = [(0.0, 2.0), (1.0, 0.5), (1.5, 1.5), (5.0, 1.0)]
     work = [served(Kind.CHAT, at_s, 0.1, total_s) for at_s, total_s in times]

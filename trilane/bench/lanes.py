@@ -170,8 +170,9 @@ class _Comparison:
 
 
 def _shared_ratio(shared: Mapping[str, Any]) -> dict[str, float]:
-    found = shared.get("two_engines") or shared.get("one_engine")
-    return {"shared_hot_p99": found["hot_p99_ratio"], "shared_cold_kept": found["cold_kept"]} if found else {}
+    found = shared.get("two_engines") or shared.get("one_engine") or {}
+    ratio = {"shared_hot_p99": found.get("hot_p99_ratio"), "shared_cold_kept": found.get("cold_kept")}
+    return {name: value for name, value in ratio.items() if value is not None}
 
 
 # What is to be reached, of the ratios of a load that has the kinds for them.

@@ -62,10 +62,12 @@ def busy_share(served: Sequence[Served], until_s: float) -> float:
 def capacity_per_s(served: Sequence[Served]) -> float:
     """Requests a second of a backlog while all cards were full: until its last was claimed.
 
-    Where none had to wait, over all of its time.
+    Where fewer than half had ended by then, over all of its time.
     """
     full_s = max(each.claimed_at for each in served)
-    return per_s(served, full_s or max(each.ended_at for each in served))
+    if 2 * sum(each.ended_at <= full_s for each in served) < len(served):
+        full_s = max(each.ended_at for each in served)
+    return per_s(served, full_s)
 
 
 def per_s(served: Sequence[Served], until_s: float) -> float:

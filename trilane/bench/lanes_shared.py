@@ -54,6 +54,7 @@ async def _compare(
     until_s = max(served.ended_at for served in hot_beside)
     free = 1 - busy_share(alone, span_s)
     allowed_per_s = per_s(cold_alone, span_s) * free
+    kept_per_s = per_s(cold_beside, until_s)
     return {
         "hot_alone": _latency(alone),
         "hot_beside_cold": _latency(hot_beside),
@@ -62,8 +63,8 @@ async def _compare(
         "hot_free": free,
         "cold_alone_per_s": per_s(cold_alone, span_s),
         "cold_allowed_per_s": allowed_per_s,
-        "cold_per_s": per_s(cold_beside, until_s),
-        "cold_kept": per_s(cold_beside, until_s) / allowed_per_s,
+        "cold_per_s": kept_per_s,
+        "cold_kept": kept_per_s / allowed_per_s if allowed_per_s else None,  # no time for a single one
     }
 
 

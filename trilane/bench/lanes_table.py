@@ -39,7 +39,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return "one queue" if row["queue"] == "single" else f"lanes, {row['precision']} precision"
+    return "one queue" if row["queue"] == "single" else f"lanes, {row['precision']}"
 
 
 def _latency(report: dict[str, Any]) -> Table:
@@ -53,7 +53,7 @@ def _latency(report: dict[str, Any]) -> Table:
             name = load = ""
         table.add_section()
     if report["hot_alone"]:
-        table.add_row("one queue, hot alone", "", "chat", *_cells(report["hot_alone"]))
+        table.add_row("hot alone", "", "chat", *_cells(report["hot_alone"]))
     return table
 
 
@@ -64,7 +64,7 @@ def _cells(figures: dict[str, Any]) -> list[str]:
 
 
 def _cards(report: dict[str, Any]) -> Table:
-    table = _table("card-seconds", "load", "requests/s", "tokens/s", "makespan, s", "card-seconds a request")
+    table = _table("card-seconds", "load", "requests/s", "tokens/s", "makespan, s", "a request")
     for row in report["rows"]:
         table.add_row(
             _name(row),
@@ -95,6 +95,6 @@ def _shared(shared: dict[str, Any]) -> Table:
                 f"{found['hot_p99_ratio']:.2f}",
                 f"{found['cold_per_s']:.2f}",
                 f"{found['cold_allowed_per_s']:.2f}",
-                f"{found['cold_kept']:.0%}",
+                "-" if found["cold_kept"] is None else f"{found['cold_kept']:.0%}",
             )
     return table

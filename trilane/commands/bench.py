@@ -59,8 +59,15 @@ def pipeline(jobs: int, repeats: int, path: Path | None) -> None:
 @click.option(
     "--tokens", type=click.IntRange(1), default=48, show_default=True, help="Output tokens of a request."
 )
+@click.option(
+    "--model-path",
+    type=click.Path(exists=True, path_type=Path),
+    help="The model's file or folder.  [default: SmolLM2]",
+)
 @_json_option
-def engine(engine: str, pairs: int, concurrency: int, tokens: int, path: Path | None) -> None:
+def engine(
+    engine: str, pairs: int, concurrency: int, tokens: int, model_path: Path | None, path: Path | None
+) -> None:
     """Measure an engine's tokens/s through all of Trilane over those of the engine alone.
 
     Both use one engine thread, so that a machine of two cores leaves one to the pipeline.
@@ -69,7 +76,7 @@ def engine(engine: str, pairs: int, concurrency: int, tokens: int, path: Path | 
 
     with local.interruptible():
         logging.configure("WARNING")
-        report = measuring.measure(engine, pairs, concurrency, tokens, _say)
+        report = measuring.measure(engine, model_path, pairs, concurrency, tokens, _say)
     _write(path, report)
     table = Table(
         "pair", "Trilane, tokens/s", "bare, tokens/s", "ratio", title=f"{engine}, {concurrency} at once"
@@ -103,7 +110,7 @@ def engine(engine: str, pairs: int, concurrency: int, tokens: int, path: Path | 
     " each other.  [default: a made-up mix]",
 )
 @click.option(
-    "--requests", type=click.IntRange(2), help="How many of the load's.  [default: 1,000; real engines: 40]"
+    "--requests", type=click.IntRange(2), help="How many of the load's.  [default: 1,000; real engines: 24]"
 )
 @click.option("--cards", type=click.IntRange(1), help="Cards.  [default: 8; real engines: one a core]")
 @click.option(
@@ -142,7 +149,7 @@ def lanes(
     from trilane.bench import lanes as measuring
     from trilane.bench import lanes_table
 
-    usual = (1_000, 8, 1) if engine == measuring.SIM else (40, os.cpu_count() or 1, 16)
+    usual = (1_000, 8, 1) if engine == measuring.SIM else (24, os.cpu_count() or 1, 16)
     with local.interruptible(), _progress() as watch:
         logging.configure("WARNING")
         try:
