@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import urlsplit
 
 MAX_URL_CHARS = 2_048
 LOOKUP_TIMEOUT_S = 2.0  # A name server that hangs must not hold up a submit for longer.
@@ -114,6 +115,11 @@ def permit(target: Target, addresses: Sequence[str], allow: Sequence[str]) -> li
     if target.scheme != "https":
         raise TargetRefused("plain http is sent only inside an allowed network; use https")
     return list(addresses)
+
+
+def receiver_of(url: str) -> str:
+    """Whose a URL is that was checked: what the bound on deliveries at once counts by."""
+    return urlsplit(url).netloc.lower()
 
 
 def resolve(host: str, port: int) -> list[str]:

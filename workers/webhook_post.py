@@ -49,17 +49,22 @@ class Answer:
         return self.status_code is not None and self.error is None
 
 
-def signed_headers(delivery_id: uuid.UUID, secret: str, payload: str, at: datetime) -> dict[str, str]:
-    """The headers of Standard Webhooks; `at` is aware UTC. Raises `ValueError` for a secret that is none."""
+def signed_headers(
+    delivery_id: uuid.UUID, secret: str, payload: str, at: datetime, *old_secrets: str
+) -> dict[str, str]:
+    """The headers of Standard Webhooks, signed with each secret; `at` is aware UTC.
+
+    Raises `ValueError` for a secret that is none.
+    """
     message_id = str(delivery_id)
     try:
-        signature = Webhook(secret).sign(message_id, at, payload)
+        signatures = [Webhook(one).sign(message_id, at, payload) for one in (secret, *old_secrets)]
     except (ValueError, EmptyWebhookSecretError):
         raise ValueError("the signing secret is not base64 of at least one byte") from None
     return {
         "webhook-id": message_id,
         "webhook-timestamp": str(int(at.timestamp())),
-        "webhook-signature": signature,
+        "webhook-signature": " ".join(signatures),
     }
 
 

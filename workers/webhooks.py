@@ -6,6 +6,7 @@ import random
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
@@ -19,8 +20,9 @@ from jobs import targets
 from jobs.domain import clock
 from jobs.secrets import Vault
 from jobs.settings import Settings, SettingsError
-from jobs.store import deliveries
+from jobs.store import deliveries, endpoints
 from jobs.store.deliveries import AttemptResult, DueDelivery
+from jobs.store.endpoints import Attempted
 from jobs.store.engine import is_away
 from jobs.targets import Resolve
 from workers import webhook_retries
@@ -33,6 +35,7 @@ ABANDON_S = 1.0
 LOOKUPS_PER_DELIVERY = 4  # A lookup that hangs keeps its thread after its attempt has ended.
 
 _GONE = "the receiver is gone (410): nothing is sent there until a redelivery"
+_DISABLED = "the endpoint is disabled: nothing is sent there until it is updated"
 
 log = structlog.get_logger()
 
@@ -156,16 +159,23 @@ class WebhookSender:
         return bool(taken)
 
     def _exchange(self, ended: list[Ended], free: int, places: dict[str, int]) -> list[DueDelivery]:
+        taken: list[DueDelivery] = []
         with self._engine.begin() as connection:
+            # Endpoints before deliveries, as whoever deletes one locks them.
+            disabled = endpoints.judge(connection, _attempted(ended), self._limits.disable_after_days)
             for _, result in sorted(ended, key=lambda one: one[1].delivery_id):
                 deliveries.settle(connection, result)
             for delivery, result in ended:
-                if result.status_code == HTTPStatus.GONE:
+                if result.status_code == HTTPStatus.GONE and delivery.endpoint_id is None:
                     deliveries.disable(connection, delivery.tenant_id, delivery.url, _GONE)
-            if not free:
-                return []
-            lease_s = self._limits.timeout_s + LEASE_MARGIN_S
-            return deliveries.take_due(connection, free, lease_s, self._limits.per_host, places)
+            if free:
+                lease_s = self._limits.timeout_s + LEASE_MARGIN_S
+                taken = deliveries.take_due(connection, free, lease_s, self._limits.per_host, places)
+        for one in disabled:
+            log.warning(
+                "endpoint.disabled", endpoint_id=str(one.id), tenant_id=str(one.tenant_id), reason=one.reason
+            )
+        return taken
 
     async def _deliver(self, delivery: DueDelivery) -> None:
         started_at, start = clock.now(), time.monotonic()
@@ -185,12 +195,13 @@ class WebhookSender:
 
     async def _attempt(self, delivery: DueDelivery, at: datetime) -> Answer:
         if delivery.disabled:
-            return Answer(error=_GONE)
-        stored = delivery.secret or delivery.tenant_secret
-        if stored is None:
+            return Answer(error=_GONE if delivery.endpoint_id is None else _DISABLED)
+        stored = [secret for secret in (delivery.secret, delivery.old_secret) if secret]
+        if not stored:
             return Answer(error="there is no secret to sign with")
         try:
-            signed = signed_headers(delivery.id, self._vault.decrypt(stored), delivery.payload, at)
+            secrets = map(self._vault.decrypt, stored)
+            signed = signed_headers(delivery.id, next(secrets), delivery.payload, at, *secrets)
         except ValueError as error:
             return Answer(error=str(error))
         headers = {"Content-Type": "application/json", "User-Agent": self._user_agent, **signed}
@@ -199,9 +210,9 @@ class WebhookSender:
     def _conclude(
         self, delivery: DueDelivery, answer: Answer, started_at: datetime, duration_ms: float
     ) -> AttemptResult:
-        gone = delivery.disabled or answer.status_code == HTTPStatus.GONE
+        gone = answer.status_code == HTTPStatus.GONE
         retry_in_s = None
-        if not gone and not answer.success:
+        if not (gone or delivery.disabled or delivery.sample or answer.success):
             jitter = random.random()  # noqa: S311 - it spreads load and keeps no secret
             retry_in_s = webhook_retries.delay_s(
                 delivery.tries, answer.retry_after, clock.now(), jitter, self._limits.retry_scale
@@ -222,7 +233,15 @@ class WebhookSender:
             started_at,
             duration_ms,
             answer.status_code,
-            _GONE if gone else answer.error,
+            _GONE if gone and delivery.endpoint_id is None else answer.error,
             answer.success,
             retry_in_s,
         )
+
+
+def _attempted(ended: list[Ended]) -> Iterator[Attempted]:
+    """What the attempts tell of endpoints; one that was not made and a test tell nothing."""
+    for delivery, result in ended:
+        if delivery.endpoint_id and not delivery.disabled and not delivery.sample:
+            gone = result.status_code == HTTPStatus.GONE
+            yield Attempted(delivery.endpoint_id, result.delivered, gone)

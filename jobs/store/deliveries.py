@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, text
 
 from jobs.domain import clock
 from jobs.domain.events import EVENT_OF_STATUS
 from jobs.domain.jobs import Status, new_id
+from jobs.store import endpoint_events
+from jobs.targets import receiver_of
 
 # What a statement must RETURN for `write` to tell of it.
 EVENT_COLUMNS = (
@@ -34,19 +35,20 @@ _INSERT = text(
 def write(
     connection: Connection, rows: Sequence[Any], results: Mapping[uuid.UUID, Mapping[str, Any]] | None = None
 ) -> int:
-    """Write the deliveries that the jobs' own webhooks ask for; `rows` have `EVENT_COLUMNS`.
+    """Write the deliveries that the jobs' own webhooks and the tenant's endpoints ask for.
 
-    Each row tells of the status it shows. `results` holds the answers of succeeded jobs. Returns how many
-    deliveries were asked for.
+    `rows` have `EVENT_COLUMNS`, and each tells of the status it shows. `results` holds the answers of
+    succeeded jobs. Returns how many deliveries were asked for.
     """
+    answers = results or {}
     deliveries = [
-        _delivery(row, (results or {}).get(row.id))
+        _delivery(row, answers.get(row.id))
         for row in rows
         if row.webhook_url and EVENT_OF_STATUS.get(Status(row.status)) in (row.webhook_events or ())
     ]
     if deliveries:
         connection.execute(_INSERT, deliveries)
-    return len(deliveries)
+    return len(deliveries) + endpoint_events.responses_ended(connection, rows, answers)
 
 
 def _delivery(row: Any, result: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def _delivery(row: Any, result: Mapping[str, Any] | None) -> dict[str, Any]:
         "event": event,
         "generation": row.redrives,
         "url": row.webhook_url,
-        "host": urlsplit(row.webhook_url).netloc.lower(),
+        "host": receiver_of(row.webhook_url),
         "secret": row.webhook_secret,
         "payload": json.dumps(payload, ensure_ascii=False, separators=(",", ":")),
     }
@@ -90,20 +92,24 @@ def _delivery(row: Any, result: Mapping[str, Any] | None) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class DueDelivery:
-    """One delivery under its lease. Secrets are encrypted; `secret` None means the tenant's.
+    """One delivery under its lease, with the encrypted secrets that sign it now.
 
-    `attempts` counts all of them and numbers this one; `tries` counts since it was last (re)started.
+    `secret` is the endpoint's, else the callback's own, else the tenant's; `old_secret` signs too, for a day
+    after a rotation. `attempts` counts all of them and numbers this one; `tries` counts since it was last
+    (re)started. A `sample` is the test of an endpoint.
     """
 
     id: uuid.UUID
     tenant_id: uuid.UUID
+    endpoint_id: uuid.UUID | None
     url: str
     host: str
     payload: str
     secret: str | None
-    tenant_secret: str | None
+    old_secret: str | None
     attempts: int
     tries: int
+    sample: bool
     disabled: bool
 
 
@@ -129,7 +135,9 @@ _TAKE = text(
         ) AS nearest
         ORDER BY nearest.next_attempt_at LIMIT :scan
     ), taken AS (
-        SELECT d.id FROM webhook_deliveries d
+        SELECT d.id, d.endpoint_id,
+               d.endpoint_id IS NOT NULL AND d.job_id IS NULL AND d.batch_id IS NULL AS sample
+        FROM webhook_deliveries d
         WHERE d.id = ANY(ARRAY(SELECT id FROM due))
         AND d.status = 'pending' AND d.next_attempt_at <= now()
         ORDER BY d.id LIMIT :n FOR UPDATE SKIP LOCKED
@@ -137,12 +145,15 @@ _TAKE = text(
     UPDATE webhook_deliveries d
     SET attempts = d.attempts + 1, tries = d.tries + 1,
         next_attempt_at = now() + make_interval(secs => :lease_s)
-    FROM taken, tenants t
+    FROM taken LEFT JOIN webhook_endpoints e ON e.id = taken.endpoint_id, tenants t
     WHERE d.id = taken.id AND t.id = d.tenant_id
-    RETURNING d.id, d.tenant_id, d.url, d.host, d.payload, d.secret, t.signing_secret AS tenant_secret,
-              d.attempts, d.tries,
-              EXISTS (SELECT FROM webhook_disabled x WHERE x.tenant_id = d.tenant_id AND x.url = d.url)
-                  AS disabled
+    RETURNING d.id, d.tenant_id, d.endpoint_id, d.url, d.host, d.payload,
+              coalesce(e.secret, d.secret, t.signing_secret) AS secret,
+              CASE WHEN e.old_secret_until > now() THEN e.old_secret END AS old_secret,
+              d.attempts, d.tries, taken.sample,
+              CASE WHEN taken.endpoint_id IS NOT NULL THEN e.disabled_at IS NOT NULL AND NOT taken.sample
+              ELSE EXISTS (SELECT FROM webhook_disabled x WHERE x.tenant_id = d.tenant_id AND x.url = d.url)
+              END AS disabled
     """
 )
 
@@ -163,14 +174,17 @@ def take_due(
 
 @dataclass(frozen=True, slots=True)
 class DeliveryFigures:
-    """The deliveries now: how late the latest due one is, and how many wait for another try."""
+    """The webhooks now: how late the latest due one is, how many wait for another try, and how many
+    endpoints are disabled."""
 
     oldest_due_s: float = 0.0
     retrying: int = 0
+    disabled_endpoints: int = 0
 
 
 def figures(connection: Connection, count_to: int = 10_000) -> DeliveryFigures:
     """The figures; what waits for another try is counted to `count_to` at most."""
+    # What is due in the future was tried before, so of a backlog that was not, however long, nothing is read.
     row = connection.execute(
         text(
             """
@@ -178,14 +192,15 @@ def figures(connection: Connection, count_to: int = 10_000) -> DeliveryFigures:
                        SELECT min(next_attempt_at) FROM webhook_deliveries WHERE status = 'pending'
                    )), 0), 0)::float8 AS late_s,
                    (SELECT count(*) FROM (
-                       SELECT 1 FROM webhook_deliveries WHERE status = 'pending' AND tries > 0
-                       ORDER BY next_attempt_at LIMIT :count_to
-                   ) AS retried) AS retrying
+                       SELECT 1 FROM webhook_deliveries
+                       WHERE status = 'pending' AND next_attempt_at > now() AND tries > 0 LIMIT :count_to
+                   ) AS retried) AS retrying,
+                   (SELECT count(*) FROM webhook_endpoints WHERE disabled_at IS NOT NULL) AS disabled
             """
         ),
         {"count_to": count_to},
     ).one()
-    return DeliveryFigures(row.late_s, row.retrying)
+    return DeliveryFigures(row.late_s, row.retrying, row.disabled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,25 +261,30 @@ def disable(connection: Connection, tenant_id: uuid.UUID, url: str, reason: str)
 
 def of_job(connection: Connection, job_id: uuid.UUID) -> list[dict[str, Any]]:
     """The deliveries of a job with their attempts, oldest first."""
+    return shown(connection, "job_id = :job_id ORDER BY id", {"job_id": job_id})
+
+
+def shown(connection: Connection, which: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The deliveries that a condition in SQL finds, in its order, with their attempts."""
     # The log first: so a delivery is never older than the attempts that are shown with it.
     log: dict[uuid.UUID, list[dict[str, Any]]] = {}
     attempts = connection.execute(
         text(
-            "SELECT a.delivery_id, a.attempt, a.started_at, a.duration_ms, a.status_code, a.error"
-            " FROM webhook_attempts a JOIN webhook_deliveries d ON d.id = a.delivery_id"
-            " WHERE d.job_id = :job_id ORDER BY a.delivery_id, a.attempt"
+            "SELECT delivery_id, attempt, started_at, duration_ms, status_code, error FROM webhook_attempts"
+            f" WHERE delivery_id IN (SELECT id FROM webhook_deliveries WHERE {which})"
+            " ORDER BY delivery_id, attempt"
         ),
-        {"job_id": job_id},
+        values,
     )
     for row in attempts:
-        values = dict(row._mapping)
-        log.setdefault(values.pop("delivery_id"), []).append(values)
+        attempt = dict(row._mapping)
+        log.setdefault(attempt.pop("delivery_id"), []).append(attempt)
     deliveries = connection.execute(
         text(
-            "SELECT id, event, url, status, attempts, next_attempt_at, delivered_at, created_at"
-            " FROM webhook_deliveries WHERE job_id = :job_id ORDER BY id"
+            "SELECT id, job_id, batch_id, event, url, status, attempts, next_attempt_at, delivered_at,"
+            f" created_at FROM webhook_deliveries WHERE {which}"
         ),
-        {"job_id": job_id},
+        values,
     )
     return [dict(row._mapping) | {"attempt_log": log.get(row.id, [])} for row in deliveries]
 

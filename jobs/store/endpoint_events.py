@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, text
 
@@ -14,6 +13,7 @@ from jobs.domain import clock, openai_ids
 from jobs.domain.events import EndpointEvent, response_event
 from jobs.domain.jobs import Status, Surface, new_id
 from jobs.domain.openai_ids import Prefix
+from jobs.targets import receiver_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,6 @@ def _delivery(told: _Told, endpoint_id: uuid.UUID, url: str) -> dict[str, Any]:
         "event": told.event.value,
         "generation": told.generation,
         "url": url,
-        "host": urlsplit(url).netloc.lower(),
+        "host": receiver_of(url),
         "payload": json.dumps(payload, separators=(",", ":")),
     }

@@ -219,6 +219,12 @@ Index(
     webhook_deliveries.c.next_attempt_at,
     postgresql_where=_pending,
 )
+Index(
+    "ix_webhook_deliveries_endpoint",
+    webhook_deliveries.c.endpoint_id,
+    webhook_deliveries.c.id,
+    postgresql_where=webhook_deliveries.c.endpoint_id.is_not(None),
+)
 
 webhook_attempts = Table(
     "webhook_attempts",
@@ -363,6 +369,7 @@ webhook_endpoints = Table(
     Column("url", Text, nullable=False),
     Column("event_types", ARRAY(Text), nullable=False),
     Column("secret", Text, nullable=False, comment="encrypted"),
+    Column("secret_hint", Text, nullable=False, server_default="", comment="its last characters"),
     Column("old_secret", Text, comment="encrypted; signs too until old_secret_until"),
     _time("old_secret_until"),
     _time("failing_since", comment="no delivery has succeeded since then"),
