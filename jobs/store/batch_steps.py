@@ -9,9 +9,21 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
+from jobs.domain.events import EndpointEvent
 from jobs.domain.jobs import Job
+from jobs.store import endpoint_events
 from jobs.store.batches import BatchStatus
 from jobs.store.rows import JOB_COLUMNS, job_of
+
+_TYPES = {
+    "total": "int",
+    "completed": "int",
+    "failed": "int",
+    "errors": "jsonb",
+    "usage": "jsonb",
+    "output_file_id": "uuid",
+    "error_file_id": "uuid",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +75,18 @@ def add_items(
 
 def start(connection: Connection, batch_id: uuid.UUID, model: str | None, total: int) -> bool:
     """A batch is valid, and its jobs wait; False where it was cancelled meanwhile."""
-    return _moved(
-        connection,
-        "status = 'in_progress', in_progress_at = clock_timestamp(), model = :model, total = :total",
-        {"id": batch_id, "source": "validating", "model": model, "total": total},
-    )
+    source, target = BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS
+    return _moved(connection, batch_id, source, target, model=model, total=total)
 
 
 def fail(connection: Connection, batch_id: uuid.UUID, errors: Mapping[str, Any]) -> bool:
     """A batch is not valid, and nothing of it runs; False where it was cancelled meanwhile."""
-    return _moved(
-        connection,
-        "status = 'failed', failed_at = now(), errors = CAST(:errors AS jsonb)",
-        {"id": batch_id, "source": "validating", "errors": json.dumps(errors)},
-    )
+    return _moved(connection, batch_id, BatchStatus.VALIDATING, BatchStatus.FAILED, errors=json.dumps(errors))
 
 
 def finalize(connection: Connection, batch_id: uuid.UUID) -> bool:
     """All jobs of a batch have ended, and its files are to be written."""
-    return _moved(
-        connection,
-        "status = 'finalizing', finalizing_at = clock_timestamp()",
-        {"id": batch_id, "source": "in_progress"},
-    )
+    return _moved(connection, batch_id, BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
 
 
 def first_open(connection: Connection, batch_id: uuid.UUID, from_line: int) -> int | None:
@@ -177,20 +178,14 @@ def end(
     """A batch has ended: completed, expired or cancelled; False where another ended it."""
     return _moved(
         connection,
-        f"""
-        status = '{status.value}', {status.value}_at = clock_timestamp(), output_file_id = :output_file_id,
-        error_file_id = :error_file_id, completed = :completed, failed = :failed,
-        usage = CAST(:usage AS jsonb)
-        """,
-        {
-            "id": batch_id,
-            "source": "cancelling" if status is BatchStatus.CANCELLED else "finalizing",
-            "output_file_id": output_file_id,
-            "error_file_id": error_file_id,
-            "completed": completed,
-            "failed": failed,
-            "usage": None if usage is None else json.dumps(usage),
-        },
+        batch_id,
+        BatchStatus.CANCELLING if status is BatchStatus.CANCELLED else BatchStatus.FINALIZING,
+        status,
+        output_file_id=output_file_id,
+        error_file_id=error_file_id,
+        completed=completed,
+        failed=failed,
+        usage=None if usage is None else json.dumps(usage),
     )
 
 
@@ -211,7 +206,22 @@ def forget_items(connection: Connection, age_s: float, n: int = 10_000) -> int:
     ).rowcount
 
 
-def _moved(connection: Connection, change: str, values: Mapping[str, Any]) -> bool:
-    """Compare-and-set on (id, `source`)."""
-    statement = text(f"UPDATE batches SET {change} WHERE id = :id AND status = :source")
-    return connection.execute(statement, values).rowcount == 1
+def _moved(
+    connection: Connection, batch_id: uuid.UUID, source: BatchStatus, target: BatchStatus, **values: Any
+) -> bool:
+    """Compare-and-set on (id, `source`), with these columns; who asked for it is told of a batch's end."""
+    changes = [f"{name} = CAST(:{name} AS {_TYPES.get(name, 'text')})" for name in values]
+    tenant_id: uuid.UUID | None = connection.execute(
+        text(
+            f"""
+            UPDATE batches SET {", ".join((f"{target}_at = clock_timestamp()", "status = :target", *changes))}
+            WHERE id = :id AND status = :source RETURNING tenant_id
+            """
+        ),
+        {"id": batch_id, "source": source.value, "target": target.value, **values},
+    ).scalar_one_or_none()
+    if tenant_id is None:
+        return False
+    if target.final:
+        endpoint_events.batch_ended(connection, batch_id, tenant_id, EndpointEvent(f"batch.{target}"))
+    return True

@@ -25,6 +25,16 @@ class BatchStatus(StrEnum):
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
 
+    @property
+    def final(self) -> bool:
+        """Whether the batch has ended."""
+        return self in (
+            BatchStatus.FAILED,
+            BatchStatus.COMPLETED,
+            BatchStatus.EXPIRED,
+            BatchStatus.CANCELLED,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -95,7 +95,7 @@ class LineCheck:
             asked, self._preparer.each(self._tenant, [one.request for one in asked]), strict=True
         ):
             if isinstance(job, Refusal):
-                self._refuse(one.line, one.custom_id, _in_body(job))
+                self._refuse(one.line, one.custom_id, _in_body(bodies.renamed(self._batch.endpoint, job)))
             else:
                 request = {**job.request, **({"shown": one.shown} if one.shown else {})}
                 job = replace(job, request=request, deadline=self._batch.expires_at, surface=Surface.BATCH)
@@ -169,7 +169,8 @@ class LineCheck:
         try:
             request = bodies.to_request(self._batch.endpoint, body)
         except ValidationError as error:
-            raise _in_body(refusal_of(error.errors(include_url=False, include_input=False))) from None
+            refusal = refusal_of(error.errors(include_url=False, include_input=False))
+            raise _in_body(bodies.renamed(self._batch.endpoint, refusal)) from None
         except Refusal as refusal:
             raise _in_body(refusal) from None
         if request.model is None:

@@ -13,6 +13,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types import Batch
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 from sqlalchemy import text
 
 from jobs.broker import Announcer
@@ -24,6 +25,8 @@ from tests.batch_rig import CHAT, jsonl, line
 from tests.processes import Processes
 from tests.waiting import until
 from workers.batches import Batches
+
+RESPONSES = "/v1/responses"
 
 
 @pytest.fixture
@@ -180,6 +183,46 @@ def test_every_bad_line_is_named_and_nothing_runs(api: Api, client: OpenAI) -> N
         assert told == (code, param, custom_id), name
     assert shown == {}
     assert (failed.errors.model_extra or {})["total"] == len(BAD)
+    assert jobs(api) == 0
+
+
+def response_line(number: int, **body: Any) -> dict[str, Any]:
+    """A right line for a response, its body changed by what is given."""
+    asked = {
+        "model": "SmolLM2-135M-Instruct",
+        "input": f"Name {number} colours.",
+        "instructions": "Be brief.",
+    }
+    return {"custom_id": f"r-{number}", "method": "POST", "url": RESPONSES, "body": {**asked, **body}}
+
+
+@pytest.mark.usefixtures("stepping")
+def test_responses_are_carried_out_as_batches_too(api: Api, client: OpenAI) -> None:
+    batch = create(client, response_line(1, metadata={"a": "b"}), response_line(2), endpoint=RESPONSES)
+    reached(client, batch, "in_progress")
+    worker = api.worker()
+    for job_id in _ids(api):
+        worker.claim(job_id)
+        worker.succeed(job_id, "Blue.")
+    found = written(client, reached(client, batch, "completed").output_file_id)
+    answer = Response.model_validate(found["r-1"]["response"]["body"])
+    assert (answer.output_text, answer.status, answer.instructions) == ("Blue.", "completed", "Be brief.")
+    assert (answer.metadata, answer.service_tier) == ({"a": "b"}, "flex")
+
+
+@pytest.mark.usefixtures("stepping")
+def test_bad_lines_of_responses_are_named_by_their_own_fields(api: Api, client: OpenAI) -> None:
+    bad = {
+        "body.input": response_line(1, input="word " * 40_000),
+        "body.max_output_tokens": response_line(2, max_output_tokens=0),
+        "body.previous_response_id": response_line(3, previous_response_id="resp_1"),
+        "body.tools": response_line(4, tools=[{"type": "web_search"}]),
+        "body.stream": response_line(5, stream=True),
+        "url": line(6),
+    }
+    failed = reached(client, create(client, *bad.values(), endpoint=RESPONSES), "failed")
+    assert failed.errors is not None
+    assert [error.param for error in failed.errors.data or ()] == list(bad)
     assert jobs(api) == 0
 
 
