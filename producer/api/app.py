@@ -11,13 +11,14 @@ from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
-from jobs.broker import lane_queues
+from jobs.broker import all_queues
 from jobs.settings import Settings
 from producer.api import errors, events, health, jobs, lanes, webhooks
 from producer.api.auth import authenticate
 from producer.api.guard import Guard
 from producer.api.services import Services, Shared
-from producer.openai import files_routes
+from producer.openai import batches_routes, files_routes, responses_routes
+from producer.openai.responses_form import CreateResponse
 from producer.request import Request
 
 SHUTDOWN_S = 5
@@ -105,7 +106,7 @@ async def metrics(services: Shared) -> Response:
         snapshot = await services.snapshots.get()
     except SQLAlchemyError:
         snapshot = None
-    depths = await services.run(services.announcer.depths, lane_queues(list(services.settings.lanes)))
+    depths = await services.run(services.announcer.depths, all_queues(services.settings))
     return Response(services.metrics.render(snapshot, depths), media_type=CONTENT_TYPE_LATEST)
 
 
