@@ -24,6 +24,7 @@ from trilane.stack.redis import Redis
 from trilane.stack.supervisor import Part, Supervisor
 
 Say = Callable[[str], None]
+START_S = 600.0  # vLLM takes a minute, on a busy machine several
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Rig:
         argv = [sys.executable, "-m", *module_and_arguments]
         supervisor = Supervisor(self.logs, self.say)
         try:
-            supervisor.start(Part(name, argv, self.environment() | env, ready))
+            supervisor.start(Part(name, argv, self.environment() | env, ready, start_timeout_s=START_S))
             yield psutil.Process(supervisor.pids()[name])
         finally:
             supervisor.stop()

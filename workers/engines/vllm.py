@@ -49,7 +49,7 @@ class VllmEngine:
         if config.policy.speculation:
             self.parameters -= vllm_sampling.NOT_SPECULATING
         self.dead = False
-        self._config = config
+        self.config = config
         self._llm: Any = None  # None: not started, or stopped
         self._ready = asyncio.Event()  # not set while the model is loaded
         self._recorder = StatRecorder()
@@ -69,7 +69,7 @@ class VllmEngine:
         while True:
             self._recorder = StatRecorder()
             try:
-                llm = await asyncio.to_thread(_launch, self._config, self._log, self._recorder)
+                llm = await asyncio.to_thread(launch, self.config, self._log, self._recorder)
                 break
             except RuntimeError as error:  # what vLLM raises where its core process ended
                 self._shrink(error)
@@ -100,7 +100,7 @@ class VllmEngine:
         cause = self._log.cause() or str(error)
         if not self._log.short_of_memory():
             raise EngineStartError(f"vLLM did not start: {cause}") from error
-        smaller = vllm_memory.halved(self._config)
+        smaller = vllm_memory.halved(self.config)
         if smaller is None:
             raise EngineStartError(f"{cause} {vllm_memory.REMEDY}") from error
         log.warning(
@@ -110,7 +110,7 @@ class VllmEngine:
             batched_tokens=smaller.policy.batched_tokens,
             cause=cause,
         )
-        self._config = smaller
+        self.config = smaller
         self._log.clear()
 
     async def _watch(self) -> None:
@@ -138,7 +138,7 @@ class VllmEngine:
         """What the core's death means; asked by every stream, decided once."""
         if self._loss is None:
             self._recorder = StatRecorder()
-            if self._log.short_of_memory() and vllm_memory.halved(self._config):
+            if self._log.short_of_memory() and vllm_memory.halved(self.config):
                 self._ready.clear()
                 self._loss = Retryable("out_of_memory", "the card's memory ran out; the batch is halved")
             else:
@@ -155,7 +155,7 @@ class VllmEngine:
 
         prompt, params = prepared
         key = f"{request.id}-{next(self._numbers)}"
-        by_priority = self._config.policy.scheduling is Scheduling.PRIORITY
+        by_priority = self.config.policy.scheduling is Scheduling.PRIORITY
         answers = Answers(request.sampling)
         self._open.add(key)
         try:
@@ -192,7 +192,7 @@ class VllmEngine:
 
         try:
             keywords = vllm_sampling.keywords(request.sampling, self._defaults, limit - len(prompt))
-            return {"prompt_token_ids": prompt}, _sampling_params(keywords, request.stop_repetition)
+            return {"prompt_token_ids": prompt}, sampling_params(keywords, request.stop_repetition)
         except (ValueError, VLLMError) as error:
             return vllm_sampling.invalid(error, request.sampling)
 
@@ -231,8 +231,15 @@ def build(config: EngineConfig) -> VllmEngine:
     return VllmEngine(config)
 
 
-def _launch(config: EngineConfig, core_log: vllm_memory.CoreLog, recorder: StatRecorder) -> Any:
-    """A running `AsyncLLM`. Raises `RuntimeError` if its core process ended while it started."""
+def launch(
+    config: EngineConfig,
+    core_log: vllm_memory.CoreLog | None = None,
+    recorder: StatRecorder | None = None,
+) -> Any:
+    """A running `AsyncLLM`, bare where it has neither log nor recorder.
+
+    Raises `RuntimeError` if its core process ended while it started.
+    """
     vllm_environment.prepare()
     from vllm.config.logging import LoggingConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -243,12 +250,12 @@ def _launch(config: EngineConfig, core_log: vllm_memory.CoreLog, recorder: StatR
     if current_platform.is_cpu():
         vllm_environment.share_cores(config.threads)
     given = arguments(config, device=current_platform.device_type, shape=_shape(config))
-    args = AsyncEngineArgs(
-        **given,
-        disable_log_stats=True,  # that is, no lines of vLLM's own; ours are recorded
-        logging_config=LoggingConfig(pylogging_config_file=core_log.configuration(DEFAULT_LOGGING_CONFIG)),
-    )
-    return AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: recorder])
+    if core_log:
+        file = core_log.configuration(DEFAULT_LOGGING_CONFIG)
+        given["logging_config"] = LoggingConfig(pylogging_config_file=file)
+    # Without vLLM's own lines about its figures; the recorder has them.
+    args = AsyncEngineArgs(**given, disable_log_stats=True)
+    return AsyncLLM.from_engine_args(args, stat_loggers=[lambda *_: recorder] if recorder else None)
 
 
 async def _end(llm: Any) -> None:
@@ -264,7 +271,8 @@ def _shape(config: EngineConfig) -> ModelShape | None:
         return None
 
 
-def _sampling_params(keywords: dict[str, Any], stop_repetition: bool) -> Any:
+def sampling_params(keywords: dict[str, Any], stop_repetition: bool = False) -> Any:
+    """vLLM's `SamplingParams` of `vllm_sampling.keywords`, for a stream of deltas."""
     from vllm.sampling_params import (
         RepetitionDetectionParams,
         RequestOutputKind,
