@@ -17,7 +17,13 @@ from producer.api import errors, events, health, jobs, lanes, webhooks
 from producer.api.auth import authenticate
 from producer.api.guard import Guard
 from producer.api.services import Services, Shared
-from producer.openai import batches_routes, files_routes, responses_routes
+from producer.openai import (
+    batches_routes,
+    files_routes,
+    responses_routes,
+    webhook_endpoints_deliveries_routes,
+    webhook_endpoints_routes,
+)
 from producer.openai.responses_form import CreateResponse
 from producer.request import Request
 
@@ -52,7 +58,18 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     errors.install(app)
     app.add_middleware(Guard, metrics=services.metrics)
-    for module in (jobs, events, webhooks, lanes, health, files_routes, batches_routes, responses_routes):
+    for module in (
+        jobs,
+        events,
+        webhooks,
+        lanes,
+        health,
+        files_routes,
+        batches_routes,
+        responses_routes,
+        webhook_endpoints_routes,
+        webhook_endpoints_deliveries_routes,
+    ):
         app.include_router(module.router)
     # Behind an address that others reach, figures are for who has a key.
     app.get(

@@ -91,4 +91,8 @@ def _of_database(snapshot: Snapshot) -> Iterator[Metric]:
     late.add_metric([], deliveries.oldest_due_s)
     retrying = GaugeMetricFamily("trilane_webhooks_retrying", "Webhooks that failed and are tried again")
     retrying.add_metric([], deliveries.retrying)
-    yield from (late, retrying)
+    disabled = GaugeMetricFamily(
+        "trilane_webhook_endpoints_disabled", "Webhook endpoints that nothing is sent to any more"
+    )
+    disabled.add_metric([], deliveries.disabled_endpoints)
+    yield from (late, retrying, disabled)
