@@ -1,5 +1,6 @@
 """Turns a request into a job that can be stored: checked, its tokens counted, routed to a lane."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -33,6 +34,11 @@ class Idempotency:
 
     key: str
     payload_hash: bytes
+
+    @classmethod
+    def of(cls, key: str | None, route: str, body: bytes) -> "Idempotency | None":
+        """A key for one body on one route, such as `POST /v1/jobs`. Raises `Refusal`."""
+        return None if key is None else cls(key, hashlib.sha256(route.encode() + b"\n" + body).digest())
 
     def __post_init__(self) -> None:
         """Raise `Refusal` where the key cannot be kept."""

@@ -47,6 +47,7 @@ class Code(StrEnum):
     TOO_MANY_LINES = "too_many_lines"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    RATE_LIMITED = "rate_limit_exceeded"
     NOT_READY = "not_ready"
     DATABASE_UNAVAILABLE = "database_unavailable"
     INTERNAL_ERROR = "internal_error"

@@ -19,7 +19,9 @@ from producer.api.guard import Guard
 from producer.api.services import Services, Shared
 from producer.openai import (
     batches_routes,
+    chat_routes,
     files_routes,
+    models_routes,
     responses_routes,
     webhook_endpoints_deliveries_routes,
     webhook_endpoints_routes,
@@ -67,6 +69,8 @@ def create_app(settings: Settings) -> FastAPI:
         files_routes,
         batches_routes,
         responses_routes,
+        chat_routes,
+        models_routes,
         webhook_endpoints_routes,
         webhook_endpoints_deliveries_routes,
     ):
@@ -145,4 +149,5 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         for form in (Request, CreateResponse):
             schema = form.model_json_schema(ref_template="#/components/schemas/{model}")
             document["components"]["schemas"].update({**schema.pop("$defs"), form.__name__: schema})
+        errors.document(document["paths"])
     return app.openapi_schema or {}

@@ -59,12 +59,30 @@ STATUS: Mapping[Code, int] = {
     Code.WEBHOOK_TARGET_REFUSED: 422,
     Code.WEBHOOK_UNSIGNED: 422,
     Code.IDEMPOTENCY_UNSUPPORTED: 422,
+    Code.RATE_LIMITED: 429,
     Code.INTERNAL_ERROR: 500,
     Code.DATABASE_UNAVAILABLE: 503,
     Code.NOT_READY: 503,
 }
+# How a job can end that a client waited for; all other codes tell of a fault here.
+_OF_JOBS: Mapping[str, int] = {
+    "prompt_too_long": 400,
+    "unsupported_parameter": 400,
+    "invalid_request": 400,
+    "cancelled": 409,
+}
+# OpenAI's clients know one status for all that is wrong with a request, and these names.
+_OPENAI_PATHS = tuple(
+    f"/v1/{name}" for name in ("chat/", "responses", "files", "batches", "models", "webhook_endpoints")
+)
+_OPENAI_CODES: Mapping[str, str] = {
+    Code.UNAUTHORIZED: "invalid_api_key",
+    Code.UNKNOWN_MODEL: "model_not_found",
+    Code.PROMPT_TOO_LONG: "context_length_exceeded",
+}
 _SEE_DOCS = "GET /docs lists the paths and their methods."
-_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
+_NO_RETRY = {"X-Should-Retry": "false"}  # OpenAI's clients would try some of these statuses again
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 409: _NO_RETRY, 503: {"Retry-After": "2"}}
 
 log = structlog.get_logger()
 
@@ -87,18 +105,34 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
     @classmethod
-    def of(cls, refusal: Refusal) -> "ErrorBody":
-        """The body that tells of a refusal."""
+    def of(cls, refusal: Refusal, *, openai: bool = False) -> "ErrorBody":
+        """The body that tells of a refusal, by OpenAI's names where asked for."""
         return cls(
             error=ErrorDetail(
                 type=_type(STATUS[refusal.code]),
-                code=refusal.code.value,
+                code=_OPENAI_CODES.get(refusal.code, refusal.code.value) if openai else refusal.code.value,
                 message=refusal.message,
                 field=refusal.field,
                 param=refusal.field,
                 limit=refusal.limit,
                 remedy=refusal.remedy,
             )
+        )
+
+
+class JobEnded(Exception):
+    """A job that an OpenAI client waited for ended without an answer. The message quotes no prompt."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.status = _OF_JOBS.get(code, 500)
+        self.code, self.message = _OPENAI_CODES.get(code, code), message
+        super().__init__(code)
+
+    def body(self) -> ErrorBody:
+        """What the client is told."""
+        empty: dict[str, Any] = dict.fromkeys(("field", "param", "limit", "remedy"))
+        return ErrorBody(
+            error=ErrorDetail(type=_type(self.status), code=self.code, message=self.message, **empty)
         )
 
 
@@ -116,12 +150,27 @@ def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def respond(refusal: Refusal, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The response that tells of a refusal."""
-    status = STATUS[refusal.code]
-    return JSONResponse(
-        ErrorBody.of(refusal).model_dump(), status, headers={**_HEADERS.get(status, {}), **(headers or {})}
-    )
+def is_openai(path: str) -> bool:
+    """Whether OpenAI's clients call this path."""
+    return path.startswith(_OPENAI_PATHS)
+
+
+def document(paths: Mapping[str, Any]) -> None:
+    """Put right in the API's document what OpenAI's paths answer for a wrong request."""
+    for path, operations in paths.items():
+        for operation in operations.values() if is_openai(path) else ():
+            answers = operation["responses"]
+            answers.pop("422", None)
+            answers.setdefault("400", {**answers["401"], "description": http.HTTPStatus(400).phrase})
+
+
+def respond(refusal: Refusal, path: str = "", headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response that tells of a refusal, in the way of those who call this path."""
+    status, openai = STATUS[refusal.code], is_openai(path)
+    if openai and (status == 422 or refusal.code is Code.PROMPT_TOO_LONG):
+        status = 400
+    body = ErrorBody.of(refusal, openai=openai).model_dump()
+    return JSONResponse(body, status, headers={**_HEADERS.get(status, {}), **(headers or {})})
 
 
 def internal_error(error: Exception) -> JSONResponse:
@@ -132,7 +181,7 @@ def internal_error(error: Exception) -> JSONResponse:
         trace="".join(traceback.format_tb(error.__traceback__)),
     )
     return respond(
-        Refusal(Code.INTERNAL_ERROR, "Something went wrong here", remedy="Report the time of day.")
+        Refusal(Code.INTERNAL_ERROR, "Something went wrong here", remedy="Report the answer's x-request-id.")
     )
 
 
@@ -142,16 +191,23 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(SQLAlchemyError, _database)
+    app.add_exception_handler(JobEnded, _job_ended)
 
 
-async def _refused(_request: Request, error: Exception) -> JSONResponse:
-    return respond(error) if isinstance(error, Refusal) else internal_error(error)
+async def _refused(request: Request, error: Exception) -> JSONResponse:
+    return respond(error, request.url.path) if isinstance(error, Refusal) else internal_error(error)
 
 
-async def _invalid(_request: Request, error: Exception) -> JSONResponse:
+async def _job_ended(_request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, JobEnded):
+        return internal_error(error)
+    return JSONResponse(error.body().model_dump(), error.status, headers=_NO_RETRY)
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
     # Only paths, queries and headers come here, whose name stands behind where they are.
     return (
-        respond(refusal_of(error.errors(), skip=1))
+        respond(refusal_of(error.errors(), skip=1), request.url.path)
         if isinstance(error, RequestValidationError)
         else internal_error(error)
     )
@@ -162,7 +218,7 @@ async def _http(_request: Request, error: Exception) -> JSONResponse:
         return internal_error(error)
     if error.status_code == STATUS[Code.METHOD_NOT_ALLOWED]:
         refusal = Refusal(Code.METHOD_NOT_ALLOWED, "The path does not take this method", remedy=_SEE_DOCS)
-        return respond(refusal, error.headers)
+        return respond(refusal, headers=error.headers)
     return respond(Refusal(Code.NOT_FOUND, "No such path", remedy=_SEE_DOCS))
 
 

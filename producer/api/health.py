@@ -10,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from jobs.store.workers import WorkerState
 from producer.api.errors import STATUS, ErrorBody, ErrorDetail
 from producer.api.services import Services, Shared
-from producer.api.snapshot import Snapshot
+from producer.api.snapshot import Snapshot, serving
 from producer.refusals import Code, Refusal
 
 router = APIRouter(tags=["operation"])
@@ -23,6 +23,9 @@ class State(StrEnum):
     WARMING = "warming"  # a worker lives, but none of the lane's takes jobs yet
     MISSING = "missing"
     UNKNOWN = "unknown"  # the database that knows is away
+
+
+_READINESS = list(State)  # the least ready last
 
 
 class Alive(BaseModel):
@@ -44,7 +47,7 @@ class Readiness(BaseModel):
     ready: bool
     database: State
     broker: State
-    lanes: Mapping[str, State]
+    lanes: Mapping[str, State] = Field(description="Each as that of its models which is least ready.")
     warm_up: Mapping[str, WarmUp] = Field(description="Of lanes that are warming, where a worker tells it.")
     error: ErrorDetail | None
 
@@ -57,11 +60,19 @@ async def healthz() -> Alive:
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Something is missing"}})
 async def readyz(services: Shared, response: Response) -> Readiness:
-    """Whether the database, the broker and a ready worker for each lane are there."""
-    lanes, warm_up = await _lanes(services)
+    """Whether the database, the broker and a ready worker for each lane and model are there."""
+    workers, warm_up = await _workers(services)
     broker = State.READY if await services.hub.ping() else State.MISSING
-    database = State.MISSING if State.UNKNOWN in lanes.values() else State.READY
-    parts = {"database": database, "broker": broker, **{f"lane {name}": lanes[name] for name in lanes}}
+    database = State.MISSING if State.UNKNOWN in workers.values() else State.READY
+    lanes = {
+        name: max((state for (lane, _), state in workers.items() if lane == name), key=_READINESS.index)
+        for name in services.settings.lanes
+    }
+    of_lanes = {
+        f"lane {lane} of {model}" if model else f"lane {lane}": state
+        for (lane, model), state in workers.items()
+    }
+    parts = {"database": database, "broker": broker, **of_lanes}
     progress = {f"lane {name}": f" ({one.done} of {one.of})" for name, one in warm_up.items()}
     lacking = [
         f"{name} is {state}{progress.get(name, '')}"
@@ -78,15 +89,21 @@ async def readyz(services: Shared, response: Response) -> Readiness:
     )
 
 
-async def _lanes(services: Services) -> tuple[dict[str, State], dict[str, WarmUp]]:
-    """Each lane's state, and the progress of those that are warming."""
-    names = list(services.settings.lanes)
+async def _workers(services: Services) -> tuple[dict[tuple[str, str | None], State], dict[str, WarmUp]]:
+    """The state of each lane and further model (None: the first), and the progress of lanes that warm up."""
+    settings = services.settings
+    wanted = [
+        (lane, settings.further(model)) for model in settings.served for lane in settings.lanes_of(model)
+    ]
     try:
         snapshot = await services.snapshots.get()
     except SQLAlchemyError:
-        return dict.fromkeys(names, State.UNKNOWN), {}
-    lanes = {name: _state(snapshot.worker_states(name)) for name in names}
-    return lanes, _warm_up(snapshot, [name for name in names if lanes[name] is State.WARMING])
+        return dict.fromkeys(wanted, State.UNKNOWN), {}
+    states = {
+        (lane, model): _state(snapshot.worker_states(lane, serving(settings, model)))
+        for lane, model in wanted
+    }
+    return states, _warm_up(snapshot, [lane for (lane, _), state in states.items() if state is State.WARMING])
 
 
 def _state(workers: Mapping[WorkerState, int]) -> State:

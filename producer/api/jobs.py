@@ -1,7 +1,6 @@
 """The routes of jobs: submit, get, list, cancel, redrive."""
 
 import asyncio
-import hashlib
 import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -57,7 +56,7 @@ _SUBMIT_BODY: dict[str, Any] = {
     openapi_extra=_SUBMIT_BODY,
     responses={
         200: {"model": JobView, "description": "A repeat: the job that holds this key already"},
-        **responses(400, 404, 409, 413, 422),
+        **responses(400, 404, 409, 413, 422, 429),
     },
 )
 async def submit(
@@ -75,11 +74,8 @@ async def submit(
 ) -> JobView:
     """Accept a job. The answer comes once it is stored; it then runs in its lane when its turn comes."""
     body = await _body(request, services.settings.api.max_body_bytes)
-    idempotency = None
-    if idempotency_key is not None:
-        bound = hashlib.sha256(b"POST /v1/jobs\n" + body)
-        idempotency = Idempotency(idempotency_key, bound.digest())
-    job, created = await _accept(services, tenant, body, idempotency)
+    idempotency = Idempotency.of(idempotency_key, "POST /v1/jobs", body)
+    job, created = await _accept(request, services, tenant, body, idempotency)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     if created:
         services.metrics.submitted.labels(job.kind.value, job.lane).inc()
@@ -90,7 +86,7 @@ async def submit(
 
 
 async def _accept(
-    services: Services, tenant: Tenant, body: bytes, idempotency: Idempotency | None
+    request: Request, services: Services, tenant: Tenant, body: bytes, idempotency: Idempotency | None
 ) -> tuple[Job, bool]:
     """The job, and whether it is new."""
     submitter = services.submitter
@@ -99,6 +95,7 @@ async def _accept(
         return held, False
     # Not among the database's threads: counting takes the processor, a webhook's name server its time.
     prepared = await asyncio.to_thread(submitter.preparer.one, tenant, body, idempotency)
+    await services.limits.take(request, tenant.id, prepared)
     accepted = await services.run(submitter.store, prepared)
     return accepted.job, accepted.created
 

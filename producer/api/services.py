@@ -17,6 +17,7 @@ from jobs.store.engine import open_engine
 from producer.api import snapshot
 from producer.api.hub import Hub
 from producer.api.keys import Keys
+from producer.api.limits import Limits
 from producer.api.metrics import Metrics
 from producer.api.snapshot import Snapshots
 from producer.submitter import Submitter
@@ -41,6 +42,7 @@ class Services:
         self.keys = Keys(lambda key: self.transact(tenants.of_key, key))
         self.snapshots = Snapshots(lambda: self.transact(snapshot.take, list(settings.lanes)))
         self.hub = Hub(settings.redis_url, self._ended)
+        self.limits = Limits(settings)
         # As many threads as connections: what waits for the database waits here, on no thread.
         self._threads = ThreadPoolExecutor(settings.api.db_threads, thread_name_prefix="api-db")
         self._long = asyncio.Semaphore(LONG_CALLS)
@@ -79,6 +81,7 @@ class Services:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
         self.engine.dispose()
         self.announcer.close()
+        await self.limits.close()
 
     async def _ended(self, ids: list[uuid.UUID]) -> set[uuid.UUID]:
         return await self.transact(reads.ended, ids)

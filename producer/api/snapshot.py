@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from jobs.settings import Settings
 from jobs.store import deliveries, lanes, shadows, workers
 from jobs.store.deliveries import DeliveryFigures
 from jobs.store.lanes import LaneFigures
@@ -25,10 +26,18 @@ class Snapshot:
     deliveries: DeliveryFigures
     shadows: Sequence[ShadowFigures] = ()
 
-    def worker_states(self, lane: str) -> dict[WorkerState, int]:
-        """How many workers of a lane are in each state."""
-        states = [worker.state for worker in self.workers if lane in worker.lanes]
+    def worker_states(
+        self, lane: str, serves: Callable[[Worker], bool] = lambda worker: True
+    ) -> dict[WorkerState, int]:
+        """How many workers of a lane are in each state; those that `serves` is true of."""
+        states = [worker.state for worker in self.workers if lane in worker.lanes and serves(worker)]
         return {state: states.count(state) for state in WorkerState}
+
+
+def serving(settings: Settings, model: str | None) -> Callable[[Worker], bool]:
+    """Tells the workers of a model; None is the first, whose workers may call it otherwise."""
+    further = settings.further(model)
+    return lambda worker: settings.further(worker.model) == further
 
 
 def take(connection: Connection, names: list[str]) -> Snapshot:

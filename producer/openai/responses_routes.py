@@ -1,7 +1,6 @@
 """The routes of responses: create, retrieve, cancel, delete, and the items of the input."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -46,7 +45,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
     "/v1/responses",
     response_model=ResponseView,
     openapi_extra=_BODY,
-    responses={**_EVENTS, **errors(400, 404, 409, 413, 422)},
+    responses={**_EVENTS, **errors(400, 404, 409, 413, 429)},
 )
 async def create_response(
     request: Request,
@@ -58,11 +57,8 @@ async def create_response(
     client that leaves before cancels it then, unless an Idempotency-Key lets it come back."""
     body = await bounded.whole(request, services.settings.api.max_body_bytes)
     form = parse(body)
-    idempotency = None
-    if idempotency_key is not None:
-        bound = hashlib.sha256(b"POST /v1/responses\n" + body)
-        idempotency = Idempotency(idempotency_key, bound.digest())
-    response = await _accept(services, tenant, form, idempotency)
+    idempotency = Idempotency.of(idempotency_key, "POST /v1/responses", body)
+    response = await _accept(request, services, tenant, form, idempotency)
     waiting = _Waiting(services, response, goes_on=bool(form.background or idempotency))
     if form.stream:
         return EventStream(waiting.events(None), waiting.left)
@@ -75,7 +71,11 @@ async def create_response(
 
 
 async def _accept(
-    services: Services, tenant: Tenant, form: CreateResponse, idempotency: Idempotency | None
+    request: Request,
+    services: Services,
+    tenant: Tenant,
+    form: CreateResponse,
+    idempotency: Idempotency | None,
 ) -> Found:
     """The response, a new one or that of an earlier request with the same key."""
     submitter = services.submitter
@@ -88,6 +88,7 @@ async def _accept(
         job, asked = await asyncio.to_thread(
             responses.prepare, submitter.preparer, tenant, form, earlier, idempotency
         )
+        await services.limits.take(request, tenant.id, job)
         accepted = await services.run(
             submitter.store, job, lambda connection: store.insert(connection, asked)
         )
