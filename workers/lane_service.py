@@ -26,6 +26,7 @@ from workers import card_lock, pinning
 from workers.admission import Admission
 from workers.answering import Answering
 from workers.attempt import Attempt, Identity
+from workers.engine_watch import EngineWatch
 from workers.engines.seam import Engine
 from workers.gpu_figures import GpuFigures
 from workers.lane_order import LaneOrder
@@ -36,7 +37,6 @@ from workers.record import Recorder
 from workers.warm_up import warm_up
 
 DB_THREADS = 4  # claims, records, renewals and reports, each at most one at a time
-_LOOK_EVERY_S = 0.25
 
 log = structlog.get_logger()
 
@@ -44,7 +44,14 @@ log = structlog.get_logger()
 class LaneService:
     """The pool's service for lanes. `order`, `offer` and `more` belong to Celery's thread, else the loop."""
 
-    def __init__(self, settings: Settings, lanes: Sequence[str], engine: Engine, name: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        lanes: Sequence[str],
+        engine: Engine,
+        name: str,
+        watch: EngineWatch | None = None,
+    ) -> None:
         """Drain `lanes`, given in rank order, with one engine; `name` tells this worker from all others."""
         self._policies: Mapping[str, LanePolicy] = {lane: settings.lanes[lane] for lane in lanes}
         self._settings, self._engine, self._name = settings, engine, name
@@ -52,7 +59,8 @@ class LaneService:
         self._admission = Admission(self._policies, self._cards.read)
         self._slots, self._gates = self._admission.slots, self._admission.gates
         self.capacity = self._admission.total
-        self.failed = False
+        self._watch = watch or EngineWatch(engine)
+        self.failed = False  # whether it ended by itself
         self.wake: Callable[[], None] = lambda: None
         self._order = LaneOrder(list(lanes), self._slots.free)
         counter = TokenCounter.of(settings.engine, engine.name)
@@ -125,7 +133,7 @@ class LaneService:
             self._publisher.run(),
             self._leases.keep(lambda: self._attempts, self._lost),
             self._admission.run(self._engine, self.wake),
-            self._watch_engine(),
+            self._end_in_time(),
             listen_for_cancels(self._settings.redis_url, self._cancel),
         ):
             self._spawn(work, self._loops)
@@ -260,11 +268,9 @@ class LaneService:
         if key in self._attempts:
             self._attempts[key].close(reason)
 
-    async def _watch_engine(self) -> None:
-        """End the process once the model is lost: its jobs go back, and its supervisor starts it anew."""
-        while not self._engine.dead:  # noqa: ASYNC110 - an engine may die in a thread or a process of its own
-            await asyncio.sleep(_LOOK_EVERY_S)
-        log.error("engine.dead", worker=self._name, engine=self._engine.name)
+    async def _end_in_time(self) -> None:
+        """End the process once its engine asks for it: jobs go back, and its supervisor starts it anew."""
+        await self._watch.should_end(lambda: not self._attempts)
         self.failed = True
         signal.raise_signal(signal.SIGTERM)
 

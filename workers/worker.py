@@ -3,17 +3,25 @@
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
 
 from jobs.domain.jobs import new_id
 from jobs.domain.lanes import slug
 from jobs.settings import Settings
 from workers import pinning
+from workers.engine_watch import EngineWatch
 from workers.engines import registry
+from workers.engines.registry import EngineConfig
 from workers.engines.seam import Engine
 from workers.lane_service import LaneService
 from workers.launch import run_worker
 from workers.planning import plan
 from workers.planning.merging import merged
+from workers.speculation_watch import Memory
+
+log = structlog.get_logger()
 
 
 def build_engine(settings: Settings, lanes: Sequence[str], name: str | None = None) -> Engine:
@@ -22,20 +30,26 @@ def build_engine(settings: Settings, lanes: Sequence[str], name: str | None = No
     Raises `workers.engines.registry.UnknownEngine`, `workers.planning.plan.PlanRefused` where vLLM would not
     fit the cards that the process is bound to, or what the engine refuses.
     """
-    name = name or settings.engine.name
-    if name == "vllm":
+    return registry.build(name or settings.engine.name, _config(settings, lanes, name))
+
+
+def _config(settings: Settings, lanes: Sequence[str], name: str | None) -> EngineConfig:
+    if (name or settings.engine.name) == "vllm":
         plan.check(settings, lanes, pinning.pinned())
     policies = [settings.lanes[lane] for lane in lanes]
-    config = registry.EngineConfig(
+    policy = merged(policies)
+    if policy.speculation and Memory(settings.redis_url, settings.model, lanes).is_off(policy.speculation):
+        log.warning("speculation.stays_off", lanes=list(lanes), model=settings.model)
+        policy = replace(policy, speculation=None)
+    return EngineConfig(
         settings.model,
         slots=max(policy.most_limit for policy in policies),
         max_model_len=max(policy.max_model_len for policy in policies),
         model_path=settings.engine.model_path,
         threads=settings.engine.threads,
-        policy=merged(policies),
+        policy=policy,
         options=settings.engine.options,
     )
-    return registry.build(name, config)
 
 
 def run(
@@ -46,8 +60,12 @@ def run(
     `settings` are those of the model; `model` names it where it is a further one, with queues of its own.
     """
     ranked = [lane for lane in settings.lanes if lane in lanes]
-    engine = build_engine(settings, ranked, engine_name)
+    config = _config(settings, ranked, engine_name)
+    engine = registry.build(engine_name or settings.engine.name, config)
     name = "-".join((*ranked, *([slug(model)] if model else []), new_id().hex[-8:]))
-    service = LaneService(settings, ranked, engine, f"{name}@{socket.gethostname()}:{os.getpid()}")
+    known_as = f"{name}@{socket.gethostname()}:{os.getpid()}"
+    memory = Memory(settings.redis_url, settings.model, ranked)
+    watch = EngineWatch(engine, config.policy.speculation, memory)
+    service = LaneService(settings, ranked, engine, known_as, watch)
     status = run_worker(settings, lanes=ranked, service=service, name=name, model=model)
     return status or int(service.failed)
