@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from jobs import live
 from jobs.broker import RETENTION_TASK, Announcer
 from jobs.settings import Settings
-from jobs.store import batch_steps, files, sweeps
+from jobs.store import batch_steps, endpoint_deliveries, files, sweeps
 from jobs.store.engine import is_away, open_engine
 from workers.batches import Batches, BatchFormat
 from workers.feed import Feeder
@@ -122,6 +122,7 @@ class ControlService:
         age_s = self._settings.retention.days * _DAY_S
         jobs = self._until_none(lambda connection: sweeps.forget(connection, age_s))
         self._until_none(lambda connection: batch_steps.forget_items(connection, age_s))
+        self._until_none(lambda connection: endpoint_deliveries.forget(connection, age_s))
         log.info("retention.done", jobs=jobs, files=self._until_none(files.forget_expired))
 
     def _until_none(self, forget: Callable[[Connection], int]) -> int:
@@ -152,12 +153,16 @@ class ControlService:
         sweeper = Sweeper(self._settings, self._db, self._announcer, self._tell_ended)
         shadower = Shadower(self._settings, self._db)
 
+        def began() -> None:
+            log.info("control.leads")
+            sweeper.database_returned()
+
         def step() -> float:
             sweeper.step()
             shadower.step()
             return _FEED_SOON_S if feeder.step() else _FEED_EVERY_S
 
-        self._hold(_LEADER_LOCK, sweeper.database_returned, step)
+        self._hold(_LEADER_LOCK, began, step)
 
     def _keep_batches(self) -> None:
         # A thread of its own, and a humble one: validating a file is seconds of pure computing.
@@ -168,7 +173,7 @@ class ControlService:
             batches.step()
             return _BATCHES_EVERY_S
 
-        self._hold(_BATCHES_LOCK, lambda: None, step)
+        self._hold(_BATCHES_LOCK, lambda: log.info("batches.leads"), step)
 
     def _hold(self, lock: int, began: Callable[[], None], step: Callable[[], float]) -> None:
         """While this process has the lock, repeat `step`, which answers the seconds until its next turn."""
@@ -179,7 +184,6 @@ class ControlService:
             try:
                 if leadership.held():
                     if not leading:
-                        log.info("control.leads", thread=threading.current_thread().name)
                         began()
                         leading = True
                     pause_s = step()
