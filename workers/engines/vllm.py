@@ -54,6 +54,7 @@ class VllmEngine:
         self._ready = asyncio.Event()  # not set while the model is loaded
         self._recorder = StatRecorder()
         self._loss: Retryable | None = None  # what the core's death means for the requests in it
+        self._watching: asyncio.Task[None] | None = None
         self._open: set[str] = set()
         self._numbers = itertools.count()
 
@@ -129,7 +130,7 @@ class VllmEngine:
             self._shrink(error)
             self._loss = None
             await self._load()
-        except EngineStartError as failed:
+        except Exception as failed:  # the edge of the watch: else the requests would wait for ever
             log.error("engine.not_reloaded", engine=self.name, cause=str(failed))
             self._loss, self.dead = Retryable(ENGINE_DEAD, str(failed)), True
             self._ready.set()
@@ -216,7 +217,8 @@ class VllmEngine:
         if self._llm is None:
             return
         self._llm, llm = None, self._llm
-        self._watching.cancel()
+        if self._watching:
+            self._watching.cancel()
         self._ready.set()
         await llm.abort(list(self._open))
         llm.output_handler.cancel()  # or it would log the end as a failure
