@@ -73,7 +73,16 @@ _OF_JOBS: Mapping[str, int] = {
 }
 # OpenAI's clients know one status for all that is wrong with a request, and these names.
 _OPENAI_PATHS = tuple(
-    f"/v1/{name}" for name in ("chat/", "responses", "files", "batches", "models", "webhook_endpoints")
+    f"/v1/{name}"
+    for name in (
+        "chat/",
+        "responses",
+        "files",
+        "batches",
+        "models",
+        "webhook_endpoints",
+        "webhook_event_types",
+    )
 )
 _OPENAI_CODES: Mapping[str, str] = {
     Code.UNAUTHORIZED: "invalid_api_key",
