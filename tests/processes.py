@@ -54,7 +54,9 @@ class Processes:
         self._started.append(process)
         return process
 
-    def worker(self, lanes: str = "warm", *, limit: int = 8, **options: Any) -> subprocess.Popen[bytes]:
+    def worker(
+        self, lanes: str = "warm", *, limit: int = 8, model: str | None = None, **options: Any
+    ) -> subprocess.Popen[bytes]:
         """Start a sim worker, ready to work; `options` are of the sim engine's profile."""
         before = self._ready()
         process = self.start(
@@ -63,6 +65,7 @@ class Processes:
             lanes,
             "--engine",
             "sim",
+            *(["--model", model] if model else []),
             TRILANE_ENGINE__OPTIONS=json.dumps({"time_scale": 0, **options}),
             TRILANE_LANE=json.dumps({lane: {"limit": limit} for lane in lanes.split(",")}),
         )
