@@ -164,7 +164,7 @@ class Retrieval(BaseModel):
 @router.get(
     "/v1/responses/{response_id}",
     response_model=ResponseView,
-    responses={**_EVENTS, **errors(400, 404, 422)},
+    responses={**_EVENTS, **errors(400, 404)},
 )
 async def retrieve_response(
     response_id: str, query: Annotated[Retrieval, Query()], tenant: CurrentTenant, services: Shared
@@ -230,7 +230,7 @@ class ItemList(BaseModel):
     has_more: bool
 
 
-@router.get("/v1/responses/{response_id}/input_items", responses=errors(400, 404, 422))
+@router.get("/v1/responses/{response_id}/input_items", responses=errors(400, 404))
 async def list_input_items(
     response_id: str, query: Annotated[ItemsWanted, Query()], tenant: CurrentTenant, services: Shared
 ) -> ItemList:

@@ -174,6 +174,20 @@ def test_a_stream_that_begins_late_shows_the_newest_attempt_alone(rig: Rig) -> N
     assert "".join(deltas(seen)) == "A line."
 
 
+def test_a_snapshot_adds_what_was_missed_and_a_lost_hint_of_the_end_is_no_matter(rig: Rig) -> None:
+    response_id = started(rig, "A qu")
+    rig.tell(response_id, "1-7", LiveEvent.SNAPSHOT, text="A queue is a ")
+    rig.tell(response_id, "1-8", LiveEvent.TEXT, text="row ")
+    with rig.client.responses.retrieve(response_id, stream=True) as stream:
+        seen = []
+        for event in stream:
+            seen.append(event)
+            if "".join(deltas(seen)) == "A queue is a row" and event.type == "response.output_text.delta":
+                rig.worker.succeed(rig.job_of(response_id), "A queue is a row of jobs.", hint=False)
+    assert "".join(deltas(seen)) == "A queue is a row of jobs."
+    assert seen[-1].type == "response.completed"
+
+
 def test_streams_end_when_their_response_is_cancelled_or_deleted(rig: Rig) -> None:
     for end, code in (
         (rig.client.responses.cancel, "response_cancelled"),
