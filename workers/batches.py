@@ -4,6 +4,7 @@ import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import structlog
@@ -19,7 +20,7 @@ from jobs.store.batches import BatchStatus
 from jobs.store.engine import is_away
 
 _CHUNK_LINES, _CHUNK_BYTES = 500, 2**20
-_PAGE_LINES = 50  # a line's prompt and answer may be a megabyte each
+_PAGE_LINES = 200  # an answer may be some hundred kilobytes
 
 # Why a line that was not carried out was not, by its job's status.
 _UNDONE = {
@@ -105,26 +106,37 @@ class Batches:
                     self._fail(batch, self._format.crashed())
 
     def _check(self, batch: OpenBatch) -> None:
-        """Store the jobs of all lines, or none of them where one line is wrong."""
+        """Store the jobs of all lines, or none of them where one line is wrong.
+
+        While the database takes one stretch of lines, the next is checked.
+        """
         check = self._format.check(batch)
-        with self._engine.connect() as connection:  # rolled back unless it is committed
-            pieces = files.pieces(connection, batch.input_file_id)
-            for chunk in _chunks(lines(pieces, self._format.most_line_bytes)):
+        stored: Future[None] | None = None
+        # Rolled back unless it is committed, and only when nobody uses it any more.
+        with self._engine.connect() as connection, ThreadPoolExecutor(1, "batch-copy") as copying:
+            for chunk in _chunks(lines(self._pieces(batch), self._format.most_line_bytes)):
                 found = check.jobs(chunk)
+                if stored:
+                    stored.result()
                 if check.errors() is None:
-                    intake.insert_many(connection, [job for _, _, job in found])
-                    items = [(line, custom_id, job.id) for line, custom_id, job in found]
-                    batch_steps.add_items(connection, batch.id, items)
+                    stored = copying.submit(_store, connection, batch, found)
                 if check.done:
                     break
                 if self._stopping():
                     raise Stopped
+            if stored:
+                stored.result()
             errors = check.errors()
             if errors is None and batch_steps.start(connection, batch.id, check.model, check.total):
                 connection.commit()
                 log.info("batch.started", batch_id=str(batch.id), lines=check.total)
         if errors is not None:
             self._fail(batch, errors)
+
+    def _pieces(self, batch: OpenBatch) -> Iterator[bytes]:
+        """The input file, on a connection beside the one that stores."""
+        with self._engine.begin() as connection:
+            yield from files.pieces(connection, batch.input_file_id)
 
     def _fail(self, batch: OpenBatch, errors: Mapping[str, Any]) -> None:
         with self._engine.begin() as connection:
@@ -236,6 +248,11 @@ class _Lazy:
     def close(self) -> uuid.UUID | None:
         """The file's id; None where it has no line."""
         return self._writer.close().id if self._writer else None
+
+
+def _store(connection: Connection, batch: OpenBatch, found: Sequence[tuple[int, str, NewJob]]) -> None:
+    intake.insert_many(connection, [job for _, _, job in found])
+    batch_steps.add_items(connection, batch.id, [(line, custom_id, job.id) for line, custom_id, job in found])
 
 
 def _add(usage: Counter[str], result: Mapping[str, Any] | None) -> None:

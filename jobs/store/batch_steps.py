@@ -125,9 +125,12 @@ def cancel_jobs(connection: Connection, batch_id: uuid.UUID, n: int = 5_000) -> 
     return [(row.id, row.source == "running") for row in rows]
 
 
+# Of the request, which may be long, only what an answer repeats.
+_REQUEST = "jsonb_build_object('shown', coalesce(j.request -> 'shown', '{}')) AS request"
+_JOB_COLUMNS = [_REQUEST if name == "request" else f"j.{name}" for name in JOB_COLUMNS.split(", ")]
 _LINES = text(
     f"""
-    SELECT i.line, i.custom_id, {", ".join(f"j.{name}" for name in JOB_COLUMNS.split(", "))},
+    SELECT i.line, i.custom_id, {", ".join(_JOB_COLUMNS)},
         r.job_id AS answered, r.attempt AS answered_attempt, r.output, r.finish_reason,
         r.prompt_tokens AS used_prompt_tokens, r.cached_tokens, r.output_tokens, r.choices, r.windows
     FROM batch_items i LEFT JOIN jobs j ON j.id = i.job_id LEFT JOIN results r ON r.job_id = j.id
@@ -137,7 +140,7 @@ _LINES = text(
 
 
 def lines(connection: Connection, batch_id: uuid.UUID, after: int, n: int) -> list[BatchLine]:
-    """Up to `n` lines behind the line `after`, in order, each with its job and its answer."""
+    """Up to `n` lines behind the line `after`, in order, with their jobs (without prompts) and answers."""
     return [_line(row) for row in connection.execute(_LINES, {"id": batch_id, "after": after, "n": n})]
 
 

@@ -346,7 +346,7 @@ def test_what_is_given_up_in_the_middle_leaves_no_half_and_no_second(api: Api, c
     assert (client.batches.retrieve(batch.id).status, jobs(api)) == ("in_progress", 1_200)
     with api.engine.begin() as connection:
         connection.execute(text("UPDATE jobs SET status = 'failed', error_code = 'engine_error'"))
-    step(3)  # with three pages of lines written
+    step(3)  # with two pages of lines written and a third read
     assert client.batches.retrieve(batch.id).status == "finalizing"
     assert len(list(client.files.list())) == 1
     step(math.inf)
