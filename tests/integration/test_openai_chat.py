@@ -49,13 +49,18 @@ class Rig:
             return list(answer) if given.get("stream") else answer
 
         answer = self._threads.submit(call)
-        [job_id] = until(lambda: self.ids() - before or (answer.done() and [answer.result()]), what="a job")
+        [job_id] = until(lambda: self._new(before, answer), what="a job")
         return job_id, answer
 
     def ids(self) -> set[str]:
         """The ids of all jobs."""
         with self.api.engine.begin() as connection:
             return {str(row.id) for row in connection.execute(text("SELECT id FROM jobs"))}
+
+    def _new(self, before: set[str], answer: "Future[Any]") -> set[str]:
+        if answer.done():
+            answer.result()  # it was refused
+        return self.ids() - before
 
     def job(self, job_id: str) -> Any:
         """The job's row."""
