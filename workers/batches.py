@@ -27,6 +27,7 @@ _UNDONE = {
     Status.EXPIRED: ("batch_expired", "The completion window ended before this request was done."),
     Status.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was done."),
 }
+_TOKENS = ("prompt_tokens", "cached_tokens", "output_tokens")
 _LOST = ("request_lost", "This request's job was deleted or started anew before the batch ended.")
 
 log = structlog.get_logger()
@@ -176,7 +177,7 @@ class Batches:
         with self._engine.begin() as connection:
             output = _Lazy(connection, batch, "output")
             errors = _Lazy(connection, batch, "error")
-            counts, usage = Counter[str](), Counter[str]()
+            counts, usage = Counter[str](), dict.fromkeys(_TOKENS, 0)
             for line in self._lines(connection, batch):
                 succeeded, record = self._record(batch.endpoint, line)
                 (output if succeeded else errors).write(record)
@@ -255,9 +256,10 @@ def _store(connection: Connection, batch: OpenBatch, found: Sequence[tuple[int, 
     batch_steps.add_items(connection, batch.id, [(line, custom_id, job.id) for line, custom_id, job in found])
 
 
-def _add(usage: Counter[str], result: Mapping[str, Any] | None) -> None:
-    for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
-        usage[name] += result[name] if result else 0
+def _add(usage: dict[str, int], result: Mapping[str, Any] | None) -> None:
+    if result is not None:
+        for name in _TOKENS:
+            usage[name] += result[name]
 
 
 def _hints(cancelled: Iterable[tuple[uuid.UUID, bool]]) -> Iterator[tuple[str, str]]:

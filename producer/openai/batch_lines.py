@@ -32,12 +32,12 @@ class OpenAIBatches:
 
     def __init__(self, settings: Settings) -> None:
         """Load nothing yet."""
-        self._preparer = Preparer(settings)
+        self._preparer, self._model = Preparer(settings), settings.model
         self.most_line_bytes = settings.api.max_body_bytes
 
     def check(self, batch: OpenBatch) -> "LineCheck":
         """A check for the lines of a batch."""
-        return LineCheck(self._preparer, batch, self.most_line_bytes)
+        return LineCheck(self._preparer, batch, self._model, self.most_line_bytes)
 
     def answer(self, endpoint: str, job: Job, result: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
         """The HTTP status and the body that answer a job, which succeeded or failed."""
@@ -77,8 +77,12 @@ class LineCheck:
     Once there are more lines than allowed it is `done`.
     """
 
-    def __init__(self, preparer: Preparer, batch: OpenBatch, most_line_bytes: int) -> None:
+    def __init__(
+        self, preparer: Preparer, batch: OpenBatch, default_model: str, most_line_bytes: int
+    ) -> None:
+        """A line that names no model asks for `default_model`, as everywhere."""
         self._preparer, self._batch, self._most_line_bytes = preparer, batch, most_line_bytes
+        self._default_model = default_model
         self._tenant = Tenant(batch.tenant_id, "", None)
         self._custom_ids: dict[str, int] = {}
         self._bad: list[_Bad] = []
@@ -173,14 +177,15 @@ class LineCheck:
             raise _in_body(bodies.renamed(self._batch.endpoint, refusal)) from None
         except Refusal as refusal:
             raise _in_body(refusal) from None
-        if request.model is None:
-            raise Refusal(Code.MISSING_FIELD, "The request names no model", field="body.model")
-        self.model = self.model or request.model
-        if request.model != self.model:
+        model = request.model or self._default_model
+        self.model = self.model or model
+        if model != self.model:
             raise Refusal(
-                Code.MIXED_MODELS, "Another model than that of the first line", field="body.model",
+                Code.MIXED_MODELS,
+                "Another model than that of the first line",
+                field="body.model",
                 limit=self.model,
-            )  # fmt: skip
+            )
         return request.model_copy(update={"kind": Kind.REPORT, "lane": _LANE, "priority": _PRIORITY})
 
     def _refuse(self, line: int, custom_id: str | None, refusal: Refusal) -> None:

@@ -110,4 +110,4 @@ def test_ctrl_c_leaves_the_batch_running_and_says_how_to_go_on(
     with batch_rig.stepping(api):
         waited = run(api, "wait", batch["id"], "--output", str(tmp_path / "out.jsonl"))
     assert waited.exit_code == 1
-    assert "cancelled" in waited.stdout
+    assert "cancelled: 0 done" in waited.stdout

@@ -91,7 +91,8 @@ def test_a_batch_runs_to_its_end(api: Api, client: OpenAI, processes: Processes)
     processes.worker("cold")
     batch = create(
         client,
-        *(line(n) for n in range(40)),
+        line(0, model=None),
+        *(line(n) for n in range(1, 40)),
         "",
         metadata={"run": "nightly"},
         output_expires_after={"anchor": "created_at", "seconds": 7_200},
@@ -137,7 +138,6 @@ BAD = {
     "an unknown field": ({**line(109), "priority": 1}, "unknown_field", "priority", "request-109"),
     "no body": ({**line(110), "body": "none"}, "wrong_type", "body", "request-110"),
     "another model": (line(111, model="gpt-5"), "mixed_models", "body.model", "request-111"),
-    "no model": (line(112, model=None), "missing_field", "body.model", "request-112"),
     "tools": (line(113, tools=[]), "unsupported_parameter", "body.tools", "request-113"),
     "an unknown parameter": (
         line(114, temprature=1),
@@ -224,6 +224,19 @@ def test_bad_lines_of_responses_are_named_by_their_own_fields(api: Api, client: 
     assert failed.errors is not None
     assert [error.param for error in failed.errors.data or ()] == list(bad)
     assert jobs(api) == 0
+
+
+@pytest.mark.usefixtures("stepping")
+def test_batches_are_shown_wherever_they_stand(client: OpenAI) -> None:
+    cancelled, failed, running = create(client, line(0)), create(client, "{"), create(client, line(1))
+    client.batches.cancel(cancelled.id)
+    reached(client, failed, "failed")
+    reached(client, running, "in_progress")
+    ended = reached(client, cancelled, "cancelled")
+    assert ended.usage is not None
+    assert ended.usage.total_tokens == 0
+    shown = {batch.id: batch.status for batch in client.batches.list()}
+    assert shown == {cancelled.id: "cancelled", failed.id: "failed", running.id: "in_progress"}
 
 
 @pytest.mark.usefixtures("stepping")
