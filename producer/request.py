@@ -84,6 +84,7 @@ StopWords = Annotated[
         }
     ),
 ]
+Moment = Annotated[datetime, BeforeValidator(_aware)]  # in UTC: Postgres takes no offset of a day
 MaxTokens = Annotated[int, Field(ge=1, le=1_000_000)]  # a lane's model length bounds it further
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[str, Field(pattern="^[0-9]{1,7}$")]
@@ -167,7 +168,7 @@ class Request(_Form):
     deadline_s: Annotated[float, Field(gt=0, le=MAX_DEADLINE_S)] | None = Field(
         default=None, description="Seconds from acceptance until the job expires; by default the lane's."
     )
-    not_before: Annotated[datetime, BeforeValidator(_aware)] | None = Field(
+    not_before: Moment | None = Field(
         default=None, description="The job does not start earlier; it must lie before the deadline."
     )
     max_attempts: int = Field(default=3, ge=1, le=20, description="Failures after which the job has failed.")

@@ -182,9 +182,10 @@ def new_id() -> uuid.UUID:
     return uuid.UUID(int=value & ~(0x3 << 62) | 0x2 << 62)
 
 
-def least_id(at: datetime) -> uuid.UUID:
-    """The smallest id that `new_id` makes at that time."""
-    return uuid.UUID(int=int(at.timestamp() * 1_000) << 80 | 0x7 << 76 | 0x2 << 62)
+def least_id(at: datetime, later_s: float = 0.0) -> uuid.UUID:
+    """The smallest id that `new_id` makes so much later than `at`; before 1970 the smallest of all."""
+    milliseconds = max(int((at.timestamp() + later_s) * 1_000), 0)
+    return uuid.UUID(int=milliseconds << 80 | 0x7 << 76 | 0x2 << 62)
 
 
 def retry_delay_s(failures: int, jitter: float, base_s: float = 1.0, cap_s: float = 60.0) -> float:

@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -72,7 +72,7 @@ _CONDITIONS = {
     "created_after": "created_at >= :created_after AND id >= :first",
     "created_before": "created_at < :created_before AND id < :last",
 }
-_CLOCKS_DIFFER = timedelta(hours=1)  # at most; also a bulk may take this long to be stored
+_CLOCKS_DIFFER_S = 3_600.0  # at most; also a bulk may take this long to be stored
 
 
 def listing(
@@ -84,9 +84,9 @@ def listing(
     if after is not None:
         conditions.append("id < :after")
     if wanted.created_after is not None:
-        given["first"] = least_id(wanted.created_after - _CLOCKS_DIFFER)
+        given["first"] = least_id(wanted.created_after, -_CLOCKS_DIFFER_S)
     if wanted.created_before is not None:
-        given["last"] = least_id(wanted.created_before + _CLOCKS_DIFFER)
+        given["last"] = least_id(wanted.created_before, _CLOCKS_DIFFER_S)
     rows = connection.execute(
         text(
             f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT :limit"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from jobs.domain.jobs import Job, Status
 from jobs.domain.lanes import Kind
@@ -18,6 +18,7 @@ from producer.api.errors import responses
 from producer.api.services import Services, Shared
 from producer.prepare import MAX_KEY_CHARS, Idempotency
 from producer.refusals import Code, Refusal
+from producer.request import Moment
 from producer.views import JobSummary, JobView
 
 router = APIRouter(tags=["jobs"])
@@ -129,8 +130,8 @@ class Listing(BaseModel):
     lane: str | None = None
     status: Status | None = None
     kind: Kind | None = None
-    created_after: AwareDatetime | None = Field(default=None, description="This moment or later.")
-    created_before: AwareDatetime | None = Field(default=None, description="Earlier than this moment.")
+    created_after: Moment | None = Field(default=None, description="This moment or later.")
+    created_before: Moment | None = Field(default=None, description="Earlier than this moment.")
     limit: int = Field(default=20, ge=1, le=100)
     after: uuid.UUID | None = Field(default=None, description="`next` of the page before.")
 
