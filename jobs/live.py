@@ -71,3 +71,9 @@ def from_message(message: str | bytes) -> Event:
     """The inverse of `to_message`."""
     value = json.loads(message)
     return Event(value["id"], LiveEvent(value["event"]), value["data"])
+
+
+def order(event_id: str | None) -> tuple[int, int]:
+    """What the ids of a job's events sort by; None, the id of nothing, comes before all."""
+    attempt, _, sequence = (event_id or "0-0").partition("-")
+    return int(attempt), int(sequence)

@@ -1,6 +1,5 @@
 """A job's events as server-sent events: its status, its text as it comes, and its end."""
 
-import asyncio
 import json
 import re
 import uuid
@@ -97,7 +96,7 @@ class _Stream:
                     for last in end:
                         yield last
                     return
-                item = await _next(listener)
+                item = await listener.get(HEARTBEAT_S)
                 if item is Signal.CLOSE:
                     return
                 events = [] if item is None else await self._new(item, listener)
@@ -114,7 +113,7 @@ class _Stream:
             found = [item]
         else:
             found = await self._services.hub.backlog(str(self._job_id), self._last, listener)
-        return [event for event in found if event.id is None or _order(event.id) > _order(self._last)]
+        return [event for event in found if event.id is None or live.order(event.id) > live.order(self._last)]
 
     def _send(self, event: Event) -> bytes:
         self._last = event.id
@@ -142,20 +141,6 @@ class _Stream:
         if view.result and (self._resumed or self._sent_chars != len(view.result.output)):
             end.insert(0, _sse("snapshot", {"text": view.result.output}))
         return end
-
-
-async def _next(listener: Listener) -> Event | Signal | None:
-    """What the listener is told next; None after `HEARTBEAT_S` of silence."""
-    try:
-        async with asyncio.timeout(HEARTBEAT_S):
-            return await listener.get()
-    except TimeoutError:
-        return None
-
-
-def _order(event_id: str | None) -> tuple[int, int]:
-    attempt, _, sequence = (event_id or "0-0").partition("-")
-    return int(attempt), int(sequence)
 
 
 def _sse(event: str, data: Mapping[str, Any], event_id: str | None = None) -> bytes:

@@ -43,9 +43,13 @@ class Listener:
     def __init__(self) -> None:
         self._items: asyncio.Queue[Event | Signal] = asyncio.Queue()
 
-    async def get(self) -> Event | Signal:
-        """The next event or signal; waits for it."""
-        return await self._items.get()
+    async def get(self, within_s: float) -> Event | Signal | None:
+        """The next event or signal; None after `within_s` seconds of silence."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._items.get()
+        except TimeoutError:
+            return None
 
     def put(self, item: Event | Signal) -> None:
         """Tell the stream. One that does not keep up loses events, and is told to look for them."""

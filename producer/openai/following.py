@@ -1,6 +1,5 @@
 """Follows a job's text from its beginning: live from Redis, and from the stored answer once it has ended."""
 
-import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -15,7 +14,7 @@ from jobs.live import Event, LiveEvent
 from jobs.store import reads
 from jobs.store.reads import JobDetail
 from producer import moves
-from producer.api.hub import Listener, Signal
+from producer.api.hub import Signal
 from producer.api.services import Services
 from producer.refusals import Code, Refusal
 
@@ -83,7 +82,7 @@ async def follow(
                 for progress in end:
                     yield progress
                 return
-            item = await _next(listener)
+            item = await listener.get(HEARTBEAT_S)
             if item is Signal.CLOSE:
                 yield Closing()
                 return
@@ -120,12 +119,12 @@ class _Text:
 
     def take(self, events: Sequence[Event]) -> list[Progress]:
         """What is new in these events; those that were taken before are passed over."""
-        new = [event for event in events if event.id and _order(event.id) > _order(self.last_id)]
-        self._least = max([self._least, *(_order(event.id)[0] for event in new)])
+        new = [event for event in events if event.id and live.order(event.id) > live.order(self.last_id)]
+        self._least = max([self._least, *(live.order(event.id)[0] for event in new)])
         found: list[Progress] = []
         for event in new:
             self.last_id = event.id
-            attempt = _order(event.id)[0]
+            attempt = live.order(event.id)[0]
             if attempt < self._least:
                 continue
             if attempt != self.attempt:
@@ -168,17 +167,3 @@ async def _end(
     attempt = detail.result["attempt"]
     rest = text.rest(detail.result["output"], attempt)
     return [*([rest] if rest else []), Ended(detail, attempt)]
-
-
-async def _next(listener: Listener) -> Event | Signal | None:
-    """What the listener is told next; None after a while of silence."""
-    try:
-        async with asyncio.timeout(HEARTBEAT_S):
-            return await listener.get()
-    except TimeoutError:
-        return None
-
-
-def _order(event_id: str | None) -> tuple[int, int]:
-    attempt, _, sequence = (event_id or "0-0").partition("-")
-    return int(attempt), int(sequence)
