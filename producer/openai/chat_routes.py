@@ -5,10 +5,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any
 
-import structlog
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse, Response
-from sqlalchemy.exc import SQLAlchemyError
 
 from jobs.domain.jobs import Job, Surface
 from jobs.store.tenants import Tenant
@@ -20,14 +18,12 @@ from producer.api.services import Services, Shared
 from producer.openai import chat, chat_form, intake
 from producer.openai.chat_chunks import Chunks, failure
 from producer.openai.chat_form import Asked
-from producer.openai.clients import EventStream, unless_gone
+from producer.openai.clients import EventStream, give_up, unless_gone
 from producer.openai.following import Ended, end_of, follow
 from producer.prepare import Idempotency
-from producer.refusals import Refusal
 
 ROUTE = "/v1/chat/completions"
 
-log = structlog.get_logger()
 router = APIRouter(tags=["chat"])
 
 _BODY: dict[str, Any] = {
@@ -112,12 +108,5 @@ class _Waiting:
 
     async def left(self) -> None:
         """The client has gone, or has its answer: cancel what nobody waits for."""
-        if self._ended or self._goes_on:
-            return
-        services, job_id = self._services, self._job.id
-        try:
-            await services.run(moves.cancel, services.engine, services.announcer, self._tenant.id, job_id)
-        except Refusal:
-            log.debug("chat.ended_meanwhile", job_id=str(job_id))
-        except SQLAlchemyError as error:
-            log.warning("chat.not_ended", job_id=str(job_id), error=type(error).__name__)
+        if not self._ended and not self._goes_on:
+            await give_up(self._services, moves.cancel, self._job)

@@ -2,14 +2,24 @@
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+import structlog
 from fastapi.responses import StreamingResponse
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from jobs.broker import Announcer
+from jobs.domain.jobs import Job
+from producer.api.services import Services
+from producer.refusals import Refusal
+
 T = TypeVar("T")
+log = structlog.get_logger()
 
 HEARTBEAT = b": still here\n\n"
 
@@ -52,6 +62,18 @@ class EventStream(StreamingResponse):
         finally:
             await self._events.aclose()
             await self._left()
+
+
+async def give_up(
+    services: Services, move: Callable[[Engine, Announcer, uuid.UUID, uuid.UUID], object], job: Job
+) -> None:
+    """Carry out the move of a job that nobody waits for any more; one that has ended is left as it is."""
+    try:
+        await services.run(move, services.engine, services.announcer, job.tenant_id, job.id)
+    except Refusal:
+        log.debug("client.left_an_ended_job", job_id=str(job.id))
+    except SQLAlchemyError as error:
+        log.warning("client.job_not_ended", job_id=str(job.id), error=type(error).__name__)
 
 
 def sse(data: Mapping[str, Any], event: str | None = None) -> bytes:

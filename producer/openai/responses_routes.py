@@ -5,10 +5,8 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
-import structlog
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from sqlalchemy.exc import SQLAlchemyError
 
 from jobs.store import responses as store
 from jobs.store.tenants import Tenant
@@ -18,7 +16,7 @@ from producer.api.auth import CurrentTenant
 from producer.api.errors import responses as errors
 from producer.api.services import Services, Shared
 from producer.openai import responses
-from producer.openai.clients import HEARTBEAT, EventStream, sse, unless_gone
+from producer.openai.clients import HEARTBEAT, EventStream, give_up, sse, unless_gone
 from producer.openai.following import Quiet, end_of, follow
 from producer.openai.responses import Found
 from producer.openai.responses_events import Event, Events
@@ -27,7 +25,6 @@ from producer.openai.responses_views import InputItem, OutputMessage, ResponseVi
 from producer.prepare import Idempotency
 from producer.refusals import Code, Refusal
 
-log = structlog.get_logger()
 router = APIRouter(tags=["responses"])
 
 _BODY: dict[str, Any] = {
@@ -137,13 +134,7 @@ class _Waiting:
         if stays:
             return
         move = moves.cancel if asked.stored else responses.drop
-        engine, announcer = self._services.engine, self._services.announcer
-        try:
-            await self._services.run(move, engine, announcer, asked.tenant_id, asked.job_id)
-        except Refusal:
-            log.debug("response.ended_meanwhile", job_id=str(asked.job_id))
-        except SQLAlchemyError as error:
-            log.warning("response.not_ended", job_id=str(asked.job_id), error=type(error).__name__)
+        await give_up(self._services, move, self._response.detail.job)
 
 
 def _sent(events: Iterable[Event]) -> bytes:
