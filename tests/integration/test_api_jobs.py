@@ -429,9 +429,11 @@ def test_a_bug_is_answered_without_internals_and_logged_without_the_prompt(
         raise KeyError(canary)
 
     monkeypatch.setattr(lanes, "figures", broken)
-    refused(api.client.get("/v1/lanes"), Code.INTERNAL_ERROR)
+    answer = api.client.get("/v1/lanes")
+    refused(answer, Code.INTERNAL_ERROR)
     printed = "".join(capfd.readouterr())
     assert "request.crashed" in printed
+    assert answer.headers["x-request-id"] in printed
     assert canary not in printed
 
 
