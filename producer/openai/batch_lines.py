@@ -12,7 +12,7 @@ from jobs.domain.lanes import Kind
 from jobs.settings import Settings
 from jobs.store.batch_steps import OpenBatch
 from jobs.store.tenants import Tenant
-from producer.api.errors import STATUS, ErrorBody
+from producer.api.errors import ErrorBody, JobEnded
 from producer.openai import bodies
 from producer.prepare import Preparer
 from producer.refusals import Code, Refusal
@@ -23,8 +23,6 @@ MAX_ERRORS_SHOWN = 100
 MAX_CUSTOM_ID_CHARS = 512
 _LANE, _PRIORITY = "cold", 8  # behind what others send to that lane
 _FIELDS = frozenset({"custom_id", "method", "url", "body"})
-# An unsuccessful request's own fault, of all codes that a job can fail with; the others are the server's.
-_OWN_FAULT = {str(code): status for code, status in STATUS.items() if status < 500}
 
 
 class OpenAIBatches:
@@ -43,11 +41,8 @@ class OpenAIBatches:
         """The HTTP status and the body that answer a job, which succeeded or failed."""
         if result is not None:
             return 200, bodies.to_result(endpoint, job, result)
-        code = job.error_code or Code.INTERNAL_ERROR.value
-        status = _OWN_FAULT.get(code, 500)
-        kind = "server_error" if status == 500 else "invalid_request_error"
-        error = {"type": kind, "code": code, "message": job.error_message or "", "param": None}
-        return status, {"error": error}
+        ended = JobEnded(job.error_code or Code.INTERNAL_ERROR, job.error_message or "")
+        return ended.status, ended.body().model_dump()
 
     def crashed(self) -> Mapping[str, Any]:
         """The errors of a batch whose check met a bug."""
