@@ -9,8 +9,8 @@ import pytest
 from jobs import model_files
 from jobs.domain.lanes import LANES, Kind, route
 from jobs.domain.requests import Message, Role
-from producer import request
 from jobs.tokenizer import TokenCounter
+from producer import request
 from trilane.demo import work
 
 
