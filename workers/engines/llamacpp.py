@@ -128,6 +128,7 @@ class LlamaCppEngine:
         if self._server is None:
             yield Chunk(outcome=_STOPPED)
             return
+        free = self._free  # this start's own: after a restart there is another
         try:
             body = llamacpp_wire.body(request)
         except ValueError:  # a lone surrogate or a NaN, which no JSON can carry
@@ -136,18 +137,18 @@ class LlamaCppEngine:
         asked_at = time.perf_counter()
         self._waiting += 1
         try:
-            await self._free.acquire()
+            await free.acquire()
         finally:
             self._waiting -= 1
-        if self._server is None:
-            self._free.release()
+        if self._server is None or self._free is not free:
+            free.release()
             yield Chunk(outcome=_STOPPED)
             return
         loop = asyncio.get_running_loop()
         call = _Call(loop, request.sampling, queue_ms=(time.perf_counter() - asked_at) * 1000)
         self._open.add(call)
         running = loop.run_in_executor(self._pool, call.run, self._server, body)
-        running.add_done_callback(lambda _: self._ended(call))
+        running.add_done_callback(lambda _: self._ended(call, free))
         try:
             while True:
                 chunk = await call.chunks.get()
@@ -159,11 +160,11 @@ class LlamaCppEngine:
         finally:
             call.closed = True
 
-    def _ended(self, call: "_Call") -> None:
+    def _ended(self, call: "_Call", free: asyncio.Semaphore) -> None:
         self._open.discard(call)
         self._prompt_tokens += call.usage.prompt_tokens
         self._cached_tokens += call.usage.cached_tokens
-        self._free.release()
+        free.release()
 
     def stats(self) -> EngineStats:
         """Counted here, so that asking does not wait for llama.cpp's current step."""
