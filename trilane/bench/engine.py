@@ -43,7 +43,13 @@ def measure(
     are alike, started by the same code. One pair before the first is not counted.
     """
     env = _environment(engine, model_path)
-    policy = {"limit": concurrency, "warm_up": {"prompt_tokens": []}}  # the pair not counted warms both
+    policy = {
+        "limit": concurrency,
+        "engine": {
+            "sequences": concurrency
+        },  # or the bare side, which asks for all at once, would batch more
+        "warm_up": {"prompt_tokens": []},  # the pair that is not counted warms both
+    }
     measured: list[dict[str, float]] = []
     with (
         servers(say, {LANE: policy}) as rig,
