@@ -47,7 +47,7 @@ def measure(
         "limit": concurrency,
         "engine": {
             "sequences": concurrency
-        },  # or the bare side, which asks for all at once, would batch more
+        },  # or the bare side, asked for all at once, would batch more
         "warm_up": {"prompt_tokens": []},  # the pair that is not counted warms both
     }
     measured: list[dict[str, float]] = []
