@@ -45,9 +45,7 @@ def measure(
     env = _environment(engine, model_path)
     policy = {
         "limit": concurrency,
-        "engine": {
-            "sequences": concurrency
-        },  # or the bare side, asked for all at once, would batch more
+        "engine": {"sequences": concurrency},  # or the bare side, asked for all at once, would batch more
         "warm_up": {"prompt_tokens": []},  # the pair that is not counted warms both
     }
     measured: list[dict[str, float]] = []
