@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from jobs.domain import openai_ids
+from jobs.domain.openai_ids import Prefix
 from jobs.store.batches import Batch
-from producer.openai import bodies, ids
+from producer.openai import bodies
 from producer.openai.files import MAX_EXPIRES_S, MIN_EXPIRES_S, unix
-from producer.openai.ids import Prefix
 from producer.refusals import Code, Refusal
 from producer.request import MetadataKey, MetadataValue
 
@@ -96,7 +97,7 @@ class BatchView(BaseModel):
         }
         nothing = dict.fromkeys(name for name in cls.model_fields if name.endswith(("_at", "_file_id")))
         files = {
-            name: ids.shown(Prefix.FILE, own)
+            name: openai_ids.shown(Prefix.FILE, own)
             for name in ("input_file_id", "output_file_id", "error_file_id")
             if (own := getattr(batch, name))
         }
@@ -105,7 +106,7 @@ class BatchView(BaseModel):
                 **nothing,
                 **times,
                 **files,
-                "id": ids.shown(Prefix.BATCH, batch.id),
+                "id": openai_ids.shown(Prefix.BATCH, batch.id),
                 "endpoint": batch.endpoint,
                 "model": batch.model,
                 "errors": batch.errors,

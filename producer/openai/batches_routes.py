@@ -7,6 +7,8 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Connection
 
+from jobs.domain import openai_ids
+from jobs.domain.openai_ids import Prefix
 from jobs.store import batches as store
 from jobs.store import files
 from jobs.store.batches import Batch
@@ -14,10 +16,8 @@ from producer.api import bounded
 from producer.api.auth import CurrentTenant
 from producer.api.errors import responses
 from producer.api.services import Shared
-from producer.openai import ids
 from producer.openai.batches import WINDOWS_S, BatchList, BatchView, CreateBatch, not_found
 from producer.openai.files import not_found as no_such_file
-from producer.openai.ids import Prefix
 from producer.refusals import Code, Refusal
 from producer.request import decode, refusal_of
 
@@ -44,7 +44,7 @@ async def create_batch(request: Request, tenant: CurrentTenant, services: Shared
 
 
 def _create(connection: Connection, tenant_id: uuid.UUID, wanted: CreateBatch) -> Batch:
-    file_id = ids.own(Prefix.FILE, wanted.input_file_id)
+    file_id = openai_ids.own(Prefix.FILE, wanted.input_file_id)
     file = files.get(connection, tenant_id, file_id) if file_id else None
     if file is None:
         raise no_such_file("input_file_id")
@@ -121,7 +121,7 @@ def _found(connection: Connection, tenant_id: uuid.UUID, batch_id: uuid.UUID) ->
 
 
 def _own(batch_id: str) -> uuid.UUID:
-    own = ids.own(Prefix.BATCH, batch_id)
+    own = openai_ids.own(Prefix.BATCH, batch_id)
     if own is None:
         raise not_found()
     return own

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jobs.domain import openai_ids
 from jobs.domain.jobs import Job
 from jobs.domain.lanes import Kind
+from jobs.domain.openai_ids import Prefix
 from jobs.domain.outcomes import FinishReason
-from producer.openai import ids
 from producer.openai.files import unix
-from producer.openai.ids import Prefix
 from producer.openai.tiers import TIER_OF_LANE
 from producer.refusals import Code, Refusal
 from producer.request import Request
@@ -150,7 +150,7 @@ def to_completion(job: Job, result: Mapping[str, Any]) -> dict[str, Any]:
 def head(job: Job, kind: str) -> dict[str, Any]:
     """What a completion and each of its chunks begin with; the tier is that of the job's lane."""
     return {
-        "id": ids.shown(Prefix.CHAT_COMPLETION, job.id),
+        "id": openai_ids.shown(Prefix.CHAT_COMPLETION, job.id),
         "object": kind,
         "created": unix(job.created_at),
         "model": job.model,

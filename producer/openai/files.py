@@ -8,9 +8,9 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 
+from jobs.domain import openai_ids
+from jobs.domain.openai_ids import Prefix
 from jobs.store.files import File
-from producer.openai import ids
-from producer.openai.ids import Prefix
 from producer.refusals import Code, Refusal
 
 MAX_FILE_BYTES = 200 * 2**20
@@ -36,7 +36,7 @@ class FileView(BaseModel):
     def of(cls, file: File) -> Self:
         """The view of a stored file."""
         return cls(
-            id=ids.shown(Prefix.FILE, file.id),
+            id=openai_ids.shown(Prefix.FILE, file.id),
             bytes=file.bytes,
             created_at=unix(file.created_at),
             expires_at=unix(file.expires_at) if file.expires_at else None,

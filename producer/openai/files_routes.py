@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection, Engine
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from jobs.domain import openai_ids
+from jobs.domain.openai_ids import Prefix
 from jobs.store import files as store
 from jobs.store.files import PART_BYTES, File
 from jobs.store.tenants import Tenant
@@ -17,7 +19,6 @@ from producer.api import bounded
 from producer.api.auth import CurrentTenant
 from producer.api.errors import responses
 from producer.api.services import Services, Shared
-from producer.openai import ids
 from producer.openai.files import (
     MAX_FILE_BYTES,
     DeletedFile,
@@ -27,7 +28,6 @@ from producer.openai.files import (
     not_found,
     upload_of,
 )
-from producer.openai.ids import Prefix
 from producer.refusals import Code, Refusal
 
 router = APIRouter(tags=["files"])
@@ -166,7 +166,7 @@ def _found(connection: Connection, tenant_id: uuid.UUID, file_id: str) -> File:
 
 
 def _own(file_id: str, field: str = "file_id") -> uuid.UUID:
-    own = ids.own(Prefix.FILE, file_id)
+    own = openai_ids.own(Prefix.FILE, file_id)
     if own is None:
         raise not_found(field)
     return own

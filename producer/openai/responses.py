@@ -7,7 +7,9 @@ from typing import Self
 from sqlalchemy import Connection, Engine
 
 from jobs.broker import Announcer
+from jobs.domain import openai_ids
 from jobs.domain.jobs import Job, NewJob, Surface
+from jobs.domain.openai_ids import Prefix
 from jobs.domain.requests import Message, Role
 from jobs.store import reads
 from jobs.store import responses as store
@@ -15,8 +17,7 @@ from jobs.store.reads import JobDetail
 from jobs.store.responses import Asked
 from jobs.store.tenants import Tenant
 from producer import moves
-from producer.openai import ids, intake
-from producer.openai.ids import Prefix
+from producer.openai import intake
 from producer.openai.responses_form import CreateResponse
 from producer.openai.responses_translation import renamed, request_of
 from producer.openai.responses_views import WHOLE, conversation
@@ -48,7 +49,7 @@ def found(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Fo
 
 def kept(connection: Connection, tenant_id: uuid.UUID, response_id: str) -> Found:
     """The tenant's response of this id, if it is kept. Raises `Refusal` where there is none."""
-    job_id = ids.own(Prefix.RESPONSE, response_id)
+    job_id = openai_ids.own(Prefix.RESPONSE, response_id)
     if job_id is None:
         raise not_found()
     response = found(connection, tenant_id, job_id)

@@ -15,12 +15,12 @@ where base is `SPACING` for each attempt before the one that is answered.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jobs.domain import openai_ids
 from jobs.domain.jobs import Job, Status
+from jobs.domain.openai_ids import Prefix
 from jobs.store.reads import JobDetail
 from jobs.store.responses import Asked
-from producer.openai import ids
 from producer.openai.following import Closing, Ended, Piece, Progress, Running
-from producer.openai.ids import Prefix
 from producer.openai.responses_views import OutputMessage, OutputText, ResponseView, message_of
 
 SPACING = 10_000_000  # more than any answer has characters
@@ -121,7 +121,7 @@ class Events:
 
     @property
     def _item_id(self) -> str:
-        return ids.shown(Prefix.MESSAGE, self._job.id)
+        return openai_ids.shown(Prefix.MESSAGE, self._job.id)
 
     def _of_response(self, number: int, kind: str, view: ResponseView) -> Iterator[Event]:
         return self._event(number, kind, response=view.model_dump(mode="json"))

@@ -5,13 +5,13 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from jobs.domain import openai_ids
 from jobs.domain.jobs import Job, Status
+from jobs.domain.openai_ids import Prefix
 from jobs.domain.outcomes import FinishReason
 from jobs.domain.requests import Message, Role, from_json
 from jobs.store.reads import JobDetail
 from jobs.store.responses import Asked
-from producer.openai import ids
-from producer.openai.ids import Prefix
 from producer.openai.tiers import TIER_OF_LANE
 
 STATUS_OF_JOB: Mapping[Status, str] = {
@@ -149,14 +149,14 @@ class ResponseView(_View):
         """The view of a response that nothing is known of yet but its status."""
         previous = asked.previous_id
         return cls(
-            id=ids.shown(Prefix.RESPONSE, job.id),
+            id=openai_ids.shown(Prefix.RESPONSE, job.id),
             created_at=int(job.created_at.timestamp()),
             status=STATUS_OF_JOB[status],
             background=asked.background,
             instructions=asked.instructions,
             metadata=job.metadata or {},
             model=job.model,
-            previous_response_id=ids.shown(Prefix.RESPONSE, previous) if previous else None,
+            previous_response_id=openai_ids.shown(Prefix.RESPONSE, previous) if previous else None,
             service_tier=TIER_OF_LANE[job.lane],
             store=asked.stored,
             dropped_tokens=asked.dropped_tokens,
@@ -192,13 +192,15 @@ def message_of(job: Job, result: Mapping[str, Any]) -> OutputMessage:
     )
     complete = result["finish_reason"] not in INCOMPLETE
     return OutputMessage(
-        id=ids.shown(Prefix.MESSAGE, job.id), status="completed" if complete else "incomplete", content=[text]
+        id=openai_ids.shown(Prefix.MESSAGE, job.id),
+        status="completed" if complete else "incomplete",
+        content=[text],
     )
 
 
 def items_of(asked: Asked, job: Job) -> list[InputItem | OutputMessage]:
     """The conversation as items, the oldest first."""
-    base = ids.shown(Prefix.MESSAGE, job.id)
+    base = openai_ids.shown(Prefix.MESSAGE, job.id)
     return [_item(f"{base}_{place}", turn) for place, turn in enumerate(conversation(asked, job))]
 
 

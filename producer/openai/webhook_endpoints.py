@@ -8,15 +8,15 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from jobs import targets
+from jobs.domain import openai_ids
 from jobs.domain.events import EndpointEvent
+from jobs.domain.openai_ids import Prefix
 from jobs.secrets import Vault, new_signing_secret
 from jobs.settings import Settings
 from jobs.store import endpoints
 from jobs.store.endpoints import Endpoint
 from producer.api.webhooks import DeliveryView
-from producer.openai import ids
 from producer.openai.files import unix
-from producer.openai.ids import Prefix
 from producer.refusals import Code, Refusal
 from producer.request import MetadataValue
 
@@ -106,7 +106,7 @@ class EndpointView(BaseModel):
             for name in ("created_at", "updated_at", "failing_since", "disabled_at")
         }
         return cls(
-            id=ids.shown(Prefix.WEBHOOK_ENDPOINT, endpoint.id),
+            id=openai_ids.shown(Prefix.WEBHOOK_ENDPOINT, endpoint.id),
             name=endpoint.name,
             url=endpoint.url,
             event_types=[EndpointEvent(event) for event in endpoint.event_types],
@@ -168,7 +168,7 @@ class EndpointDelivery(DeliveryView):
     def of(cls, row: Mapping[str, Any]) -> Self:
         """The view of a stored delivery."""
         own = row["job_id"] or row["batch_id"]
-        data_id = ids.shown(EndpointEvent(row["event"]).prefix, own) if own else None
+        data_id = openai_ids.shown(EndpointEvent(row["event"]).prefix, own) if own else None
         return cls.model_validate({**row, "data_id": data_id})
 
 
@@ -222,7 +222,7 @@ def not_found() -> Refusal:
 
 def own_id(endpoint_id: str) -> uuid.UUID:
     """Our id of an endpoint. Raises `Refusal` where it can be none."""
-    own = ids.own(Prefix.WEBHOOK_ENDPOINT, endpoint_id)
+    own = openai_ids.own(Prefix.WEBHOOK_ENDPOINT, endpoint_id)
     if own is None:
         raise not_found()
     return own

@@ -21,13 +21,6 @@ SMALL = "acme/Small-0.5B"
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that settings are read from."""
-    monkeypatch.setenv("TRILANE_CONFIG", str(tmp_path / "trilane.toml"))
-    return tmp_path / "trilane.toml"
-
-
-@pytest.fixture
 def settings(config: Path) -> Settings:
     """The settings with the table above."""
     config.write_text(TABLE)
