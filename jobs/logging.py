@@ -94,5 +94,4 @@ def configure(level: str = "INFO", *, json_lines: bool | None = None, stream: Te
         processors=[*shared, *rendering],
         logger_factory=lambda *_names: _Lines(stream),
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        cache_logger_on_first_use=True,
     )

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import structlog
@@ -25,6 +25,7 @@ from jobs.broker import LANE_TASK
 DRAIN_MARGIN_S = 3.0  # what a drain may take beyond its grace before the worker leaves all the same
 _STOP_TIMEOUT_S = 5.0
 _GOODBYE_S = 3.0
+_SIGNAL_DELAY_S = 0.2
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -142,6 +143,7 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
         if state.should_stop is not None:  # a signal came when there was nothing to cancel yet
             self._starting.cancel()
         try:
+            self._wait_for(self._starting)
             self._starting.result()
         except CancelledError:
             _exit_soon(EX_OK)
@@ -216,6 +218,16 @@ class LanePool(BasePool):  # type: ignore[misc]  # Celery ships no types
                 self._starting.cancel()
 
     # --- inside
+
+    @staticmethod
+    def _wait_for(starting: Future[None]) -> None:
+        """Wait in short sleeps: a signal that comes in the moment before one takes effect only after it.
+
+        Python runs a handler when its main thread next does something, and a cancelling that interrupts
+        the wait just before it sleeps finds nobody to notify.
+        """
+        while not starting.done():
+            wait([starting], timeout=_SIGNAL_DELAY_S)
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._thread is None:

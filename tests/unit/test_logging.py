@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from jobs.logging import configure
 
@@ -81,3 +82,14 @@ def test_contents_of_messages_are_cut(
     (record,) = [json.loads(row) for row in stream.getvalue().splitlines()]
     assert record["event"] == f"{said} (ValueError)"
     assert "PROMPT" not in stream.getvalue()
+
+
+def test_a_logger_that_was_used_before_follows_the_configuration(stream: io.StringIO) -> None:
+    log = structlog.get_logger()
+    configure(stream=stream)
+    log.info("before")
+    structlog.reset_defaults()
+    with capture_logs() as logs:
+        log.info("after")
+    assert [line["event"] for line in logs] == ["after"]
+    assert "after" not in stream.getvalue()
