@@ -6,13 +6,14 @@ how long the requests were, nor how each figure was taken. We read them so:
 
 - A batch size's rate is that of full batches: `sequences * CARDS / rate` seconds a request. The requests are
   chat turns of `REQUEST_TOKENS` in and out, and alike: the P99 at 8 lies hardly above that mean.
-- 40% can be read in two ways (`LongWork`), which the points do not separate. `STEP`, the words of the source:
-  while a request of 4,096 tokens is in the batch, each step takes that much longer. So this is what its KV
-  cache costs. Its prefill was not measured then: it is taken as 2 operations a parameter and token
-  (7 billion) at half of the A100's 312 TFLOPS (NVIDIA's data sheet; half is assumed). `REQUEST`: the requests beside it
-  take that much longer all in all, by its prefill and by its KV cache. That costs then what reading it takes:
-  0.5 MiB a token (32 layers of 4,096 in FP16, a 7B model) at 2.0 TB/s. The prefill is the rest, and comes out
-  as in the other reading (0.08 to 0.09 ms a token); the KV cache costs less than a third there.
+- 40% can be read in two ways (`LongWork`), which the points do not separate. `STEP`, the words of the
+  source: while a request of 4,096 tokens is in the batch, each step takes that much longer. So this is what
+  its KV cache costs. Its prefill was not measured then: it is taken as 2 operations a parameter and token
+  (7 billion) at half of the A100's 312 TFLOPS (NVIDIA's data sheet; half is assumed). `REQUEST`: the
+  requests beside it take that much longer all in all, by its prefill and by its KV cache. That costs then
+  what reading it takes: 0.5 MiB a token (32 layers of 4,096 in FP16, a 7B model) at 2.0 TB/s. The prefill
+  is the rest, and comes out as in the other reading (0.08 to 0.09 ms a token); the KV cache costs less than
+  a third there.
 - Of the two precisions, the peak rate is that of full batches, and P50 is that of a request alone. Their
   requests were shorter than the first ones: in the same place (FP16, 4 at once) the rate is 55, not 32.
 - Jitter is the standard deviation of one step's time over its mean. Over a request's 128 steps most of it
