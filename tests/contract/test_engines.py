@@ -4,20 +4,21 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import pytest
 
 from jobs.domain import tokens
-from jobs.domain.outcomes import Completed, FinishReason, Outcome, Rejected, Retryable
+from jobs.domain.outcomes import FinishReason, Rejected, Retryable
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
 from jobs.model_files import smollm2_path
 from jobs.tokenizer import TokenCounter
+from tests.answers import Answer, collect
 from workers.engines import llamacpp_wire
 from workers.engines.llamacpp import LlamaCppEngine
-from workers.engines.seam import Chunk, Engine
+from workers.engines.seam import Engine
 from workers.engines.sim import SimEngine, SimProfile
 
 T = TypeVar("T")
@@ -60,29 +61,9 @@ class Rig:
         """Run on the engine's loop."""
         return self.runner.run(work)
 
-    def answer(self, request: GenerationRequest) -> "Answer":
+    def answer(self, request: GenerationRequest) -> Answer:
         """One request, to its end."""
-        return self.run(collect(self.engine.generate(request)))
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A stream that was read to its end."""
-
-    chunks: list[Chunk]
-
-    @property
-    def text(self) -> str:
-        return "".join(chunk.text for chunk in self.chunks)
-
-    @property
-    def outcome(self) -> Outcome | None:
-        return self.chunks[-1].outcome
-
-    @property
-    def completed(self) -> Completed:
-        assert isinstance(self.outcome, Completed), self.outcome
-        return self.outcome
+        return self.run(collect(self.engine, request))
 
 
 def sim() -> Rig:
@@ -94,7 +75,7 @@ def sim() -> Rig:
         async def at_once() -> str:
             free = SimEngine("model", SimProfile(SLOTS, MAX_MODEL_LEN, time_scale=0))
             await free.start()
-            return (await collect(free.generate(request))).text
+            return (await collect(free, request)).text
 
         return asyncio.run(at_once())
 
@@ -135,11 +116,6 @@ def running(make: Callable[[], Rig]) -> Iterator[Rig]:
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """Each engine in turn, loaded once for all tests of this module."""
     yield from running(ENGINES[request.param])
-
-
-async def collect(stream: AsyncGenerator[Chunk, None]) -> Answer:
-    """The whole stream."""
-    return Answer([chunk async for chunk in stream])
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> float:
@@ -221,8 +197,8 @@ def test_temperature_zero_is_reproducible(rig: Rig) -> None:
 
 def test_slots_run_at_once_and_more_wait(rig: Rig) -> None:
     async def three() -> tuple[list[Answer], float]:
-        streams = [rig.engine.generate(ask(f"{n} {STORY}", max_tokens=40)) for n in range(SLOTS + 1)]
-        work = asyncio.gather(*map(collect, streams))
+        stories = [ask(f"{n} {STORY}", max_tokens=40) for n in range(SLOTS + 1)]
+        work = asyncio.gather(*(collect(rig.engine, story) for story in stories))
         await until(lambda: (rig.engine.stats().running, rig.engine.stats().waiting) == (SLOTS, 1))
         await until(lambda: (rig.engine.stats().kv_usage or 0) > 0)
         return await work, rig.engine.stats().kv_usage or 0
@@ -247,7 +223,7 @@ def test_closing_frees_the_slot_during_decode(rig: Rig) -> None:
 
 def test_cancelling_frees_the_slot_during_a_long_prefill(rig: Rig) -> None:
     async def cancel() -> float:
-        work = asyncio.create_task(collect(rig.engine.generate(ask(LONG))))
+        work = asyncio.create_task(collect(rig.engine, ask(LONG)))
         await until(lambda: (rig.engine.stats().kv_usage or 0) > 0)
         assert not work.done()
         work.cancel()
@@ -263,7 +239,7 @@ def test_a_request_that_waits_can_be_closed(rig: Rig) -> None:
         working = [rig.engine.generate(ask(max_tokens=1000)) for _ in range(SLOTS)]
         for stream in working:
             await anext(stream)
-        waiting = asyncio.create_task(collect(rig.engine.generate(ask())))
+        waiting = asyncio.create_task(collect(rig.engine, ask()))
         await until(lambda: rig.engine.stats().waiting == 1)
         waiting.cancel()
         await until(lambda: rig.engine.stats().waiting == 0)
@@ -288,10 +264,10 @@ def test_a_prompt_that_is_too_long_is_rejected_with_the_numbers(rig: Rig) -> Non
 
 def test_stopping_ends_open_iterators_as_retryable(rig: Rig) -> None:
     async def stop() -> list[Answer]:
-        work = asyncio.gather(*(collect(rig.engine.generate(ask(max_tokens=1000))) for _ in range(SLOTS + 1)))
+        work = asyncio.gather(*(collect(rig.engine, ask(max_tokens=1000)) for _ in range(SLOTS + 1)))
         await until(lambda: (rig.engine.stats().running, rig.engine.stats().waiting) == (SLOTS, 1))
         await rig.engine.stop()
-        late = await collect(rig.engine.generate(ask()))
+        late = await collect(rig.engine, ask())
         await rig.engine.start()  # for the tests that follow
         return [*await work, late]
 

@@ -4,42 +4,20 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
 
-from jobs.domain.outcomes import Completed, Outcome
 from jobs.domain.policies import EnginePolicy
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
+from tests.answers import Answer, collect
 from tests.vllm.models import TINY_CONTEXT
 from workers.engines.registry import EngineConfig
-from workers.engines.seam import Chunk
 from workers.engines.vllm import VllmEngine, build
 
 T = TypeVar("T")
 OPTIONS = {"dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni"}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A stream that was read to its end."""
-
-    chunks: list[Chunk]
-
-    @property
-    def text(self) -> str:
-        return "".join(chunk.text for chunk in self.chunks)
-
-    @property
-    def outcome(self) -> Outcome | None:
-        return self.chunks[-1].outcome
-
-    @property
-    def completed(self) -> Completed:
-        assert isinstance(self.outcome, Completed), self.outcome
-        return self.outcome
 
 
 class Driver:
@@ -83,11 +61,6 @@ def config(model: Path, policy: EnginePolicy, **options: Any) -> EngineConfig:
         policy=policy,
         options=OPTIONS | options,
     )
-
-
-async def collect(engine: VllmEngine, request: GenerationRequest) -> Answer:
-    """The whole stream."""
-    return Answer([chunk async for chunk in engine.generate(request)])
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> float:

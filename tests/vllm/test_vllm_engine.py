@@ -2,7 +2,8 @@
 
 import asyncio
 
-from tests.vllm.driver import Answer, Driver, ask, collect, until
+from tests.answers import Answer, collect
+from tests.vllm.driver import Driver, ask, until
 
 # CPU blocks hold 128 tokens, and whole blocks are shared.
 PREFIX = "The lighthouse keeper counts the ships. " * 25

@@ -9,7 +9,8 @@ import pytest
 
 from jobs.domain.outcomes import Rejected, Retryable
 from jobs.domain.policies import EnginePolicy, SpeculationPolicy
-from tests.vllm.driver import Driver, ask, collect, config, core_of, until
+from tests.answers import collect
+from tests.vllm.driver import Driver, ask, config, core_of, until
 from workers.engines.seam import ENGINE_DEAD
 from workers.engines.vllm import EngineStartError, build
 from workers.engines.vllm_memory import REMEDY

@@ -8,7 +8,8 @@ import pytest
 
 from jobs.domain.outcomes import FinishReason, Rejected
 from jobs.domain.requests import Sampling
-from tests.vllm.driver import Answer, Driver, ask
+from tests.answers import Answer
+from tests.vllm.driver import Driver, ask
 
 HOT: dict[str, Any] = {"temperature": 1.5, "seed": 3}
 
