@@ -10,14 +10,12 @@ import structlog
 from jobs.domain.jobs import new_id
 from jobs.domain.lanes import slug
 from jobs.settings import Settings
-from workers import pinning
 from workers.engine_watch import EngineWatch
 from workers.engines import registry
 from workers.engines.registry import EngineConfig
 from workers.engines.seam import Engine
 from workers.lane_service import LaneService
 from workers.launch import run_worker
-from workers.planning import plan
 from workers.planning.merging import merged
 from workers.speculation_watch import Memory
 
@@ -27,15 +25,12 @@ log = structlog.get_logger()
 def build_engine(settings: Settings, lanes: Sequence[str], name: str | None = None) -> Engine:
     """The engine that a worker of `lanes` (in rank order) loads; `name` None takes the setting.
 
-    Raises `workers.engines.registry.UnknownEngine`, `workers.planning.plan.PlanRefused` where vLLM would not
-    fit the cards that the process is bound to, or what the engine refuses.
+    Raises `workers.engines.registry.UnknownEngine`, or what the engine itself refuses.
     """
-    return registry.build(name or settings.engine.name, _config(settings, lanes, name))
+    return registry.build(name or settings.engine.name, _config(settings, lanes))
 
 
-def _config(settings: Settings, lanes: Sequence[str], name: str | None) -> EngineConfig:
-    if (name or settings.engine.name) == "vllm":
-        plan.check(settings, lanes, pinning.pinned())
+def _config(settings: Settings, lanes: Sequence[str]) -> EngineConfig:
     policies = [settings.lanes[lane] for lane in lanes]
     policy = merged(policies)
     if policy.speculation and Memory(settings.redis_url, settings.model, lanes).is_off(policy.speculation):
@@ -60,7 +55,7 @@ def run(
     `settings` are those of the model; `model` names it where it is a further one, with queues of its own.
     """
     ranked = [lane for lane in settings.lanes if lane in lanes]
-    config = _config(settings, ranked, engine_name)
+    config = _config(settings, ranked)
     engine = registry.build(engine_name or settings.engine.name, config)
     name = "-".join((*ranked, *([slug(model)] if model else []), new_id().hex[-8:]))
     known_as = f"{name}@{socket.gethostname()}:{os.getpid()}"

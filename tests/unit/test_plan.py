@@ -16,6 +16,7 @@ from tests.model_shapes import config, shape
 from workers.planning import cards, engine_plan, plan
 from workers.planning.checkpoint import StoredFormat
 from workers.planning.model_shape import ModelShape
+from workers.planning.placement import Group
 from workers.planning.plan import Plan, PlanRefused
 
 FP8_COLD = {"cold": {"engine": {"precision": "fp8"}}}
@@ -175,14 +176,14 @@ def test_a_lane_with_cards_of_two_kinds_is_planned_for_each() -> None:
 
 
 def test_shares_of_one_card_must_leave_room_for_each_other() -> None:
-    pinned = [(("hot",), (0,)), (("warm",), (0,)), (("cold",), (1,))]
-    given = made("smollm2-135m", "H100-80G:0-1", pinned=pinned)
+    groups = [Group((lane,), gpus=(gpu,)) for lane, gpu in zip(LANES, (0, 0, 1), strict=True)]
+    given = made("smollm2-135m", "H100-80G:0-1", groups=groups)
     assert given.problems == (
         "GPU 0: the shares of memory of hot and warm add to 1.7, 0.95 is the most:"
         " lower lane.<name>.engine.memory_share",
     )
     halves = {name: {"engine": {"memory_share": 0.45}} for name in ("hot", "warm")}
-    assert not made("smollm2-135m", "H100-80G:0-1", pinned=pinned, lane=halves).problems
+    assert not made("smollm2-135m", "H100-80G:0-1", groups=groups, lane=halves).problems
 
 
 def test_a_lane_without_a_card_says_so() -> None:
@@ -201,7 +202,9 @@ def test_a_lane_without_a_card_says_so() -> None:
 )
 def test_what_a_card_cannot_do_is_told(engine: dict[str, Any], told: str) -> None:
     lanes = {"hot": lanes_with({"hot": {"engine": engine}})["hot"]}
-    given = plan.make(lanes, cards.parse(["T4:0"]), lambda _: shape("llama-3.1-8b"), [(("hot",), (0,))])
+    given = plan.make(
+        lanes, cards.parse(["T4:0"]), lambda _: shape("llama-3.1-8b"), [Group(("hot",), gpus=(0,))]
+    )
     assert any(told in problem for problem in given.engines[0].problems)
 
 
@@ -231,6 +234,11 @@ def settings_for(model: str, **given: Any) -> Settings:
     return configuration.load(engine={"model_path": config(model)}, **given)
 
 
+def check(settings: Settings, lane: str, *gpus: int, model: str | None = None) -> None:
+    """Judge a worker of one lane, as before its start."""
+    plan.check(settings, settings.placement([lane], gpus, model))
+
+
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Gives this machine cards."""
@@ -240,46 +248,46 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_plan_that_does_not_fit_stops_the_worker_with_its_message(machine: Any) -> None:
     machine("A100-80G:0", "T4:1")
     with pytest.raises(PlanRefused) as refused:
-        plan.check(settings_for("llama-3.1-8b"), ["hot"], [1])
+        check(settings_for("llama-3.1-8b"), "hot", 1)
     lines = str(refused.value).splitlines()
     assert lines[0] == "hot on GPU 1 (T4) does not fit:"
     assert "GiB in all, the cap is 12.8 GiB" in lines[1]
     assert lines[2] == "  change one of:"
-    plan.check(settings_for("llama-3.1-8b"), ["hot"], [0])
+    check(settings_for("llama-3.1-8b"), "hot", 0)
 
 
 def test_a_worker_without_numbers_is_checked_on_the_first_card(machine: Any) -> None:
     machine("T4:0", "A100-80G:1")
     with pytest.raises(PlanRefused, match="hot on GPU 0"):
-        plan.check(settings_for("llama-3.1-8b"), ["hot"], [])
+        check(settings_for("llama-3.1-8b"), "hot")
 
 
 def test_a_card_that_is_not_there_is_refused(machine: Any) -> None:
     machine("T4:0-1")
     with pytest.raises(PlanRefused, match="GPU 5: there is none; there are 0, 1"):
-        plan.check(settings_for("smollm2-135m"), ["hot"], [5])
+        check(settings_for("smollm2-135m"), "hot", 5)
 
 
 def test_an_unknown_model_is_judged_by_the_card_alone(machine: Any) -> None:
     machine("T4:0")
-    plan.check(configuration.load(model="somebody/s-model"), ["hot"], [0])
+    check(configuration.load(model="somebody/s-model"), "hot", 0)
     lane = {"hot": {"engine": {"precision": "bf16"}}}
     with pytest.raises(PlanRefused, match=r"bf16 needs compute capability 8\.0"):
-        plan.check(configuration.load(model="somebody/s-model", lane=lane), ["hot"], [0])
+        check(configuration.load(model="somebody/s-model", lane=lane), "hot", 0)
 
 
 def test_a_config_that_cannot_be_read_is_the_engine_s_to_refuse(machine: Any, tmp_path: Path) -> None:
     machine("T4:0")
     (tmp_path / "config.json").write_text("{}")
-    plan.check(configuration.load(engine={"model_path": tmp_path}), ["hot"], [0])
+    check(configuration.load(engine={"model_path": tmp_path}), "hot", 0)
 
 
 def test_without_cards_only_a_named_checkpoint_is_judged(machine: Any) -> None:
     machine()
     for lane in LANES:
-        plan.check(settings_for("llama-3.1-8b"), [lane], [])
+        check(settings_for("llama-3.1-8b"), lane)
     wrong = {"cold": {"engine": {"checkpoint": str(config("llama-3.1-8b"))}}}
     with pytest.raises(PlanRefused, match="cold: int8 needs a checkpoint that is stored so"):
-        plan.check(settings_for("llama-3.1-8b", lane=wrong), ["cold"], [])
+        check(settings_for("llama-3.1-8b", lane=wrong), "cold")
     right = {"cold": {"engine": {"checkpoint": str(config("llama-3.1-8b-w8a8"))}}}
-    plan.check(settings_for("llama-3.1-8b", lane=right), ["cold"], [])
+    check(settings_for("llama-3.1-8b", lane=right), "cold")

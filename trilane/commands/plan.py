@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import click
@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs import settings as configuration
-from jobs.domain.lanes import LanePolicy
 from jobs.domain.policies import EnginePolicy
 from jobs.settings import Settings
 from workers.planning import cards, model_shape
@@ -20,7 +19,6 @@ from workers.planning.cards import Card
 from workers.planning.engine_plan import EnginePlan
 from workers.planning.memory import GIB, Memory
 from workers.planning.model_shape import ModelShape
-from workers.planning.placement import Pin
 from workers.planning.plan import Plan
 
 _SIZES = ("cap", "weights", "activations", "cuda_graphs", "context", "kv_cache", "one_sequence")
@@ -34,7 +32,7 @@ _SIZES = ("cap", "weights", "activations", "cuda_graphs", "context", "kv_cache",
     metavar="CARD:NUMBER",
     help="A card in place of those found: A100-80G:0, or A100-80G:0-7. May be repeated.",
 )
-@click.option("--model", help="A model's folder or config.json in place of the setting's.")
+@click.option("--model", help="The first model's folder or config.json in place of the settings'.")
 @click.option(
     "--mean-prompt-tokens",
     "means",
@@ -44,26 +42,26 @@ _SIZES = ("cap", "weights", "activations", "cuda_graphs", "context", "kv_cache",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(gpus: Sequence[str], model: str | None, means: Sequence[str], as_json: bool) -> None:
-    """Plan the lanes' engines (vLLM) on this machine's cards, or on cards given by hand.
+    """Plan the engines (vLLM) of all models' lanes on this machine's cards, or on cards given by hand.
 
-    Nothing is started and nothing downloaded: the model's config.json must lie here. Exits with 1 where an
+    Nothing is started and nothing downloaded: each model's config.json must lie here. Exits with 1 where an
     engine does not fit.
     """
     settings = configuration.load()
-    pinned = [(entry.lanes, entry.gpus) for entry in settings.workers if entry.gpus]
-    lanes = _on_cards(settings, pinned)
-    if not lanes:
+    groups = planning.groups_of(settings)
+    if not groups:
         raise click.ClickException("the setting workers puts every lane on no card: there is nothing to plan")
     try:
         there = cards.parse(gpus) if gpus else cards.found()
         if not there:
             raise cards.UnknownCard("no card is found on this machine: name some, as in --gpu T4:0")
         shapes = _Shapes(settings, model)
-        made = planning.make(lanes, there, shapes.of, pinned, _mean_tokens(means, lanes))
+        lanes = settings.lanes
+        made = planning.make(lanes, there, shapes.of, groups, _mean_tokens(means, lanes))
     except (cards.UnknownCard, model_shape.UnknownShape) as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        click.echo(json.dumps(_as_json(made, there), indent=2))
+        click.echo(json.dumps(_as_json(made, there, settings.model), indent=2))
     else:
         _show(made)
     sys.exit(not made.fits)
@@ -77,26 +75,20 @@ class _Shapes:
         self._read: dict[str, ModelShape] = {}
 
     def of(self, policy: EnginePolicy) -> ModelShape:
-        """The shape of the lane's checkpoint, else of the model. Raises `UnknownShape`."""
+        """The shape of the policy's checkpoint, else of the first model. Raises `UnknownShape`."""
         name = policy.checkpoint or self._model
         if name not in self._read:
             shape = model_shape.find(name)
             if shape is None:
+                remedy = "in the settings" if policy.checkpoint else "with --model"
                 raise model_shape.UnknownShape(
-                    f"{name}: no config.json of it lies here: name its folder, or the file, with --model"
+                    f"{name}: no config.json of it lies here: name its folder, or the file, {remedy}"
                 )
             self._read[name] = shape
         return self._read[name]
 
 
-def _on_cards(settings: Settings, pinned: Sequence[Pin]) -> dict[str, LanePolicy]:
-    """The lanes but those that `workers` puts on no card at all."""
-    placed = {name for names, _ in pinned for name in names}
-    elsewhere = {name for entry in settings.workers for name in entry.lanes} - placed
-    return {name: policy for name, policy in settings.lanes.items() if name not in elsewhere}
-
-
-def _mean_tokens(given: Sequence[str], lanes: Mapping[str, LanePolicy]) -> dict[str, int]:
+def _mean_tokens(given: Sequence[str], lanes: Container[str]) -> dict[str, int]:
     means = {}
     for pair in given:
         lane, _, tokens = pair.partition("=")
@@ -108,7 +100,7 @@ def _mean_tokens(given: Sequence[str], lanes: Mapping[str, LanePolicy]) -> dict[
 
 def _show(made: Plan) -> None:
     columns = [_column(engine) for engine in made.engines]
-    table = Table("", *(", ".join(engine.lanes) for engine in made.engines), box=box.SIMPLE_HEAD)
+    table = Table("", *(engine.title for engine in made.engines), box=box.SIMPLE_HEAD)
     for heading in columns[0]:
         table.add_row(heading, *(column[heading] for column in columns))
     for column in table.columns[1:]:
@@ -116,7 +108,7 @@ def _show(made: Plan) -> None:
     console = Console()
     console.print(table)
     for engine in made.engines:
-        console.out(f"{', '.join(engine.lanes)}: {engine.reason}", highlight=False)
+        console.out(f"{engine.title}: {engine.reason}", highlight=False)
         for note in engine.notes:
             console.out(f"  {note}", highlight=False)
     for line in planning.explained(made):
@@ -148,7 +140,7 @@ def _sizes(memory: Memory | None) -> dict[str, int]:
     return dict(zip(_SIZES, (*sizes, memory.sequence), strict=True))
 
 
-def _as_json(made: Plan, there: Sequence[Card]) -> dict[str, Any]:
+def _as_json(made: Plan, there: Sequence[Card], first_model: str) -> dict[str, Any]:
     return {
         "fits": made.fits,
         "cards": [
@@ -161,7 +153,7 @@ def _as_json(made: Plan, there: Sequence[Card]) -> dict[str, Any]:
             }
             for card in there
         ],
-        "engines": [_engine_json(engine) for engine in made.engines],
+        "engines": [{"model": engine.model or first_model} | _engine_json(engine) for engine in made.engines],
         "problems": list(made.problems),
     }
 

@@ -54,6 +54,8 @@ def worker(lanes: str | None, gpus: tuple[int, ...], model: str | None, engine: 
     engine = engine or placement.engine or settings.engine.name
     policies = [lane for name, lane in settings.lanes.items() if name in wanted]
     _prepare(placement, policies, warms_up=settings.engine.warms_up(engine))
+    if engine == "vllm":
+        _check_plan(settings, placement)
     further, settings = settings.further(model), settings.of_model(model)
     if placement.model_path:
         own = settings.engine.model_copy(update={"model_path": placement.model_path})
@@ -87,6 +89,14 @@ def _prepare(placement: WorkerPlacement, policies: Sequence[LanePolicy], warms_u
         PrivateDirectoryError,
     ) as error:
         raise click.ClickException(str(error)) from None
+
+
+def _check_plan(settings: Settings, placement: WorkerPlacement) -> None:
+    """Raise `PlanRefused` where vLLM would not fit the cards that this process is bound to."""
+    from workers import pinning
+    from workers.planning import plan
+
+    plan.check(settings, placement.model_copy(update={"gpus": pinning.pinned()}))
 
 
 @click.command()

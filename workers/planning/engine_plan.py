@@ -9,7 +9,7 @@ from workers.planning import placement, precision
 from workers.planning.cards import Card
 from workers.planning.memory import GIB, Memory
 from workers.planning.model_shape import ModelShape
-from workers.planning.placement import Placement
+from workers.planning.placement import Group, Placement
 from workers.planning.precision import Verdict
 from workers.planning.remedies import Demand, PlannedEngine, remedies
 
@@ -24,9 +24,9 @@ _BF16 = precision.LEAST_CAPABILITY[Precision.BF16]
 class EnginePlan:
     """One engine on each of its `cards`, which are alike, or on each bundle of them if tensor parallel.
 
-    `limits` are the jobs to admit at first, by lane. No decode step is shorter than `least_step_ms`, which is
-    reading the weights once; None for mixtures of experts, which read a part. `verdict` and `memory` are
-    None where nothing is known of the card or the model.
+    `model` None is the first one. `limits` are the jobs to admit at first, by lane. No decode step is
+    shorter than `least_step_ms`, which is reading the weights once; None for mixtures of experts, which read
+    a part. `verdict` and `memory` are None where nothing is known of the card or the model.
     """
 
     lanes: tuple[str, ...]
@@ -34,6 +34,7 @@ class EnginePlan:
     reason: str
     policy: EnginePolicy
     max_model_len: int
+    model: str | None = None
     verdict: Verdict | None = None
     memory: Memory | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -41,6 +42,11 @@ class EnginePlan:
     problems: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """`warm, cold`, and of a further model `warm, cold of Qwen2.5-0.5B`."""
+        return ", ".join(self.lanes) + (f" of {self.model}" if self.model else "")
 
     @property
     def where(self) -> str:
@@ -83,19 +89,24 @@ def plan_engine(
     It fits where its cache holds one sequence of each lane's full length, as vLLM itself demands, and the
     fewest jobs that each lane admits, with answers as long as their prompts, which are `means` on average.
     """
-    served = [lanes[name] for name in placed.lanes]
-    policy = placement.policy_of(placed.lanes, lanes)
-    policy = replace(policy, sequences=max(policy.sequences, *(lane.most_limit for lane in served)))
-    shape = shape_of(policy)
-    plan = EnginePlan(
-        placed.lanes, placed.cards, placed.reason, policy, max(lane.max_model_len for lane in served)
+    group = placed.group
+    served = [lanes[name] for name in group.lanes]
+    policy = placement.policy_of(group.lanes, lanes)
+    policy = replace(
+        policy,
+        sequences=max(policy.sequences, *(lane.most_limit for lane in served)),
+        checkpoint=policy.checkpoint or group.weights,
     )
+    shape = shape_of(policy)
+    longest = max(lane.max_model_len for lane in served)
+    plan = EnginePlan(group.lanes, placed.cards, placed.reason, policy, longest, group.model)
     if not placed.cards:
         return replace(plan, problems=(f"no card: {placed.reason}",))
     capability = placed.cards[0].kind.capability
     verdict = precision.judge(policy, capability, shape)
     refusals = (
-        _precision_refusal(placed.lanes[0], verdict, capability),
+        borrowed_checkpoint(group, lanes),
+        _precision_refusal(group.lanes[0], verdict, capability),
         precision.cache_refusal(policy.kv_cache_dtype, capability, shape),
         _cards_refusal(policy, len(placed.cards), shape),
     )
@@ -107,6 +118,17 @@ def plan_engine(
     draft = _draft(policy, shape_of)
     engine = PlannedEngine(demands, placed.cards[0], shape, policy, planned, draft)
     return _with_memory(plan, engine.cut(shape.max_model_len), served, means, alone=alone)
+
+
+def borrowed_checkpoint(group: Group, lanes: Mapping[str, LanePolicy]) -> str | None:
+    """Why a further model would not be what its name says; None where it loads its own weights."""
+    if group.model is None or placement.policy_of(group.lanes, lanes).checkpoint is None:
+        return None
+    lane = group.lanes[0]
+    return (
+        f"lane.{lane}.engine.checkpoint replaces the weights of each model on the lane:"
+        f" take {lane} out of the lanes of models.{group.model}, or the checkpoint out of the lane"
+    )
 
 
 def _draft(policy: EnginePolicy, shape_of: ShapeOf) -> ModelShape | None:
