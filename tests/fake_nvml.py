@@ -15,11 +15,13 @@ class NvmlError(Exception):
 class FakeNvml:
     """Cards of a name, MiB, capability, and what their memory bus is; `lost` are those that do not answer.
 
-    The names of the functions are NVML's.
+    `processes` are those that hold memory of a card, and the bytes of each; None: the driver does not tell
+    which there are. The names of the functions are NVML's.
     """
 
     cards: list[tuple[str | bytes, int, tuple[int, int], int, int]]
     lost: set[int] = field(default_factory=set)
+    processes: dict[int, int | None] | None = None
     NVMLError = NvmlError
     NVML_CLOCK_MEM = 2
 
@@ -34,12 +36,18 @@ class FakeNvml:
             "nvmlDeviceGetMaxClockInfo": lambda index, _: self.cards[index][3],
             "nvmlDeviceGetMemoryBusWidth": lambda index: self.cards[index][4],
             "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=75, memory=40),
+            "nvmlDeviceGetComputeRunningProcesses": self._processes,
             "nvmlDeviceGetHandleByIndex": self._handle,
             "nvmlDeviceGetCount": lambda: len(self.cards),
         }
         if name not in reading:
             raise AttributeError(name)
         return reading[name]
+
+    def _processes(self, _: int) -> list[SimpleNamespace]:
+        if self.processes is None:
+            raise NvmlError
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes.items()]
 
     def _handle(self, index: int) -> int:
         if index in self.lost:

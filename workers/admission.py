@@ -13,6 +13,7 @@ from jobs.domain.lanes import LanePolicy
 from jobs.domain.latency import LatencyRecord
 from workers.engines.seam import Engine, EngineStats
 from workers.gate import EngineLoad, Gate
+from workers.planning.merging import merged
 from workers.slots import Slots
 
 LOOK_EVERY_S = 0.5
@@ -70,6 +71,7 @@ class Admission:
         self.gates = {lane: Gate(policy, self.slots.limit(lane), load) for lane, policy in policies.items()}
         self._lanes = {lane: _Lane(policy) for lane, policy in policies.items()}
         self._gpu_figures = gpu_figures
+        self._memory_cap = merged(list(policies.values())).memory_share + MEMORY_MARGIN
         self._preemptions = 0
 
     def ended(self, latency: LatencyRecord) -> None:
@@ -90,9 +92,9 @@ class Admission:
         """Move what there is to move; True where that opens a place to a lane that had none."""
         preempted = stats.preemptions > self._preemptions
         self._preemptions = stats.preemptions
-        memory_share = self._memory_share()
+        over_memory = self._memory_share() > self._memory_cap
         opened = False
-        for name, lane in self._lanes.items():
+        for name in self._lanes:
             seen = Look(
                 taken=self.slots.taken(name),
                 full=not self.slots.free(name) and stats.running >= RUNNING * self.slots.in_flight(),
@@ -101,7 +103,7 @@ class Admission:
                 engine_waiting=stats.waiting,
                 kv_usage=stats.kv_usage or 0.0,
                 preempted=preempted,
-                over_memory=memory_share > lane.policy.engine.memory_share + MEMORY_MARGIN,
+                over_memory=over_memory,
             )
             opened |= self._move(now_s, name, seen)
         return opened

@@ -27,7 +27,7 @@ class Cause(StrEnum):
     """Why a limit or a window moved."""
 
     WAITING = "waiting"  # up: jobs wait while every place is taken, and the engine has room
-    MEMORY = "memory"  # down: the device holds more than the lane's cap
+    MEMORY = "memory"  # down: the worker holds more of its device than the engine's cap
     PREEMPTIONS = "preemptions"  # down: the engine threw sequences out of its KV cache
     LATENCY = "latency"  # down: P95 is above the objective
     ENGINE_QUEUE = "engine_queue"  # down: what was admitted waits inside the engine

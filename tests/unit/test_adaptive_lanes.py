@@ -190,6 +190,36 @@ def test_a_part_of_the_card_that_others_hold_is_not_the_lanes_own() -> None:
     rig.run(test)
 
 
+def test_own_memory_above_the_cap_shrinks_the_limit_whatever_others_hold() -> None:
+    rig = Rig(WARM)
+
+    async def test() -> None:
+        rig.cards = {
+            "0": {
+                "memory_used_bytes": 76 * GIB,
+                "memory_total_bytes": 80 * GIB,
+                "memory_own_bytes": 75 * GIB,
+            }
+        }
+        await rig.look()
+        assert (rig.limit(), rig.moves()) == (6, {"memory": 1})
+
+    rig.run(test)
+
+
+def test_lanes_of_one_engine_have_its_cap_together() -> None:
+    """The engine of warm and cold takes warm's 0.85 of the card; cold's 0.5 would forbid it."""
+    cold = replace(LANES["cold"], limit=4, limit_min=1)
+    rig = Rig(WARM, cold)
+
+    async def test() -> None:
+        rig.cards = {"0": {"memory_used_bytes": 70 * GIB, "memory_total_bytes": 80 * GIB}}
+        await rig.look(20)
+        assert (rig.limit("warm"), rig.limit("cold")) == (8, 4)
+
+    rig.run(test)
+
+
 def test_preemptions_of_the_warm_up_do_not_count() -> None:
     rig = Rig(WARM)
     rig.engine.now = EngineStats(preemptions=7)

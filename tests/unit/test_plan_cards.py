@@ -1,5 +1,11 @@
 """The cards: given by hand, found through NVML, and what they do now."""
 
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 from tests.fake_nvml import FakeNvml
@@ -61,6 +67,40 @@ def test_figures_are_bytes_and_shares() -> None:
             "bandwidth_utilisation": 0.40,
         }
     }
+
+
+@pytest.fixture
+def descendant() -> Iterator[int]:
+    """A process that a child of this one started, as vLLM's core process starts one for each card."""
+    code = "import subprocess as s; p = s.Popen(['sleep', '600']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, process_group=0
+    ) as child:
+        yield int(child.stdout.readline()) if child.stdout else 0
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def own_bytes(processes: dict[int, int | None] | None) -> float | None:
+    figures = GpuFigures([0], FakeNvml([A100], processes=processes)).read()
+    return figures["0"].get("memory_own_bytes")
+
+
+def test_own_memory_is_that_of_the_process_and_its_descendants(descendant: int) -> None:
+    assert own_bytes({os.getpid(): 3 * MIB, os.getppid(): 50 * MIB, descendant: 40 * MIB}) == 43 * MIB
+    assert own_bytes({descendant: 40 * MIB, 1: 50 * MIB}) == 40 * MIB
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [None, {}, {os.getppid(): 5 * MIB}, {2**22 + 1: 5 * MIB}, {os.getpid(): None}, {os.getpid(): 0}],
+    ids=["refused", "nobody", "a stranger", "the host's numbers", "without memory", "without its figure"],
+)
+def test_own_memory_that_is_not_told_is_unknown(processes: dict[int, int | None] | None) -> None:
+    assert own_bytes(processes) is None
+
+
+def test_own_memory_is_unknown_where_one_process_s_is(descendant: int) -> None:
+    assert own_bytes({os.getpid(): 3 * MIB, descendant: None}) is None
 
 
 def test_a_card_that_does_not_answer_has_no_figures() -> None:
