@@ -13,6 +13,9 @@ from jobs.settings import Settings, WorkerPlacement
 from jobs.store import workers
 from jobs.store.workers import WorkerState
 from trilane.stack import StackError
+from trilane.stack.supervisor import Part
+
+_LARGE_MODEL_S = 1_800.0  # it is loaded and compiled, and on a card after those before it there
 
 
 def placements(
@@ -65,6 +68,11 @@ def complete(settings: Settings, entries: Sequence[WorkerPlacement]) -> bool:
 def niceness(settings: Settings, entry: WorkerPlacement) -> int:
     """The worker's compute priority: its fastest lane's on the processor; on a card MPS sees to that."""
     return 0 if entry.gpus else min(settings.lanes[lane].niceness for lane in entry.lanes)
+
+
+def start_timeout_s(entry: WorkerPlacement) -> float:
+    """How long the worker may take until it is ready; vLLM needs its time on a processor too."""
+    return _LARGE_MODEL_S if entry.gpus or entry.engine == "vllm" else Part.start_timeout_s
 
 
 def fitted_lanes(

@@ -33,7 +33,6 @@ FLOWER_PORT = 5555
 _SIGNING_FILE = "signing_secret"
 DESCRIPTION = "stack.json"  # the file in the data directory that tells where a running stack listens
 _STOP_MARGIN_S = 10.0  # what a worker may take beyond its own grace time
-_CARD_START_TIMEOUT_S = 1_800.0  # a large model is loaded and compiled, after those before it on its card
 
 
 @dataclass(frozen=True)
@@ -175,11 +174,16 @@ class _Starting:
         flower_env = {"FLOWER_BASIC_AUTH": f"{FLOWER_USER}:{flower_password}"}
         api = f"http://{ports.HOST}:{self._api_port}"
         flower = f"http://{ports.HOST}:{self._flower_port}"
-        # The API is not ready while a lane has no worker, which may be what was asked for.
+        # The API is ready with the last worker, and never while a lane has none, which may be as asked for.
         complete = lane_workers.complete(self._settings, self._workers)
+        ready = partial(_answers, api + ("/readyz" if complete else "/healthz"))
+        names = lane_workers.names(self._workers)
+        loading = list(map(partial(self._worker, database), names, self._workers))
         return [
-            *map(partial(self._worker, database), lane_workers.names(self._workers), self._workers),
-            self._part("api", ready=partial(_answers, api + ("/readyz" if complete else "/healthz"))),
+            *loading,
+            replace(
+                self._part("api", ready=ready), start_timeout_s=max(part.start_timeout_s for part in loading)
+            ),
             self._part("control", ready=self._logged("control", "control.ready")),
             self._part(
                 "beat",
@@ -202,7 +206,7 @@ class _Starting:
             ready=lane_workers.Readiness(name, database, lambda: self.supervisor.pids().get(name), self._say),
             niceness=lane_workers.niceness(self._settings, entry),
         )
-        return replace(part, start_timeout_s=_CARD_START_TIMEOUT_S) if entry.gpus else part
+        return replace(part, start_timeout_s=lane_workers.start_timeout_s(entry))
 
     def _part(
         self,
