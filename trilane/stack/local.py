@@ -7,7 +7,7 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -181,9 +181,7 @@ class _Starting:
         loading = list(map(partial(self._worker, database), names, self._workers))
         return [
             *loading,
-            replace(
-                self._part("api", ready=ready), start_timeout_s=max(part.start_timeout_s for part in loading)
-            ),
+            self._part("api", ready=ready, start_timeout_s=max(part.start_timeout_s for part in loading)),
             self._part("control", ready=self._logged("control", "control.ready")),
             self._part(
                 "beat",
@@ -199,14 +197,14 @@ class _Starting:
         ]
 
     def _worker(self, database: Engine, name: str, entry: WorkerPlacement) -> Part:
-        part = self._part(
+        return self._part(
             "worker",
             *lane_workers.arguments(entry),
             name=name,
             ready=lane_workers.Readiness(name, database, lambda: self.supervisor.pids().get(name), self._say),
             niceness=lane_workers.niceness(self._settings, entry),
+            start_timeout_s=lane_workers.start_timeout_s(entry),
         )
-        return replace(part, start_timeout_s=lane_workers.start_timeout_s(entry))
 
     def _part(
         self,
@@ -216,9 +214,11 @@ class _Starting:
         ready: Callable[[], bool] = lambda: True,
         niceness: int = 0,
         env: Mapping[str, str] | None = None,
+        start_timeout_s: float = Part.start_timeout_s,
     ) -> Part:
         argv = [sys.executable, "-m", "trilane", command, *arguments]
-        return Part(name or command, argv, {**self._env(), **(env or {})}, ready, niceness)
+        env = {**self._env(), **(env or {})}
+        return Part(name or command, argv, env, ready, niceness, start_timeout_s=start_timeout_s)
 
     def _logged(self, name: str, text: str) -> Callable[[], bool]:
         path = self._data / "logs" / f"{name}.log"
