@@ -19,7 +19,7 @@ from jobs.domain.lanes import LanePolicy, parse_queue
 from jobs.domain.outcomes import CloseReason
 from jobs.settings import Settings
 from jobs.store import sweeps
-from jobs.store.engine import is_away, open_engine
+from jobs.store.engine import open_engine
 from jobs.store.workers import WorkerState
 from jobs.tokenizer import TokenCounter
 from workers import card_lock, pinning
@@ -32,6 +32,7 @@ from workers.gpu_figures import GpuFigures
 from workers.lane_order import LaneOrder
 from workers.leases import Leases
 from workers.live import LiveStream, Publisher, listen_for_cancels
+from workers.outage import OutageTolerated
 from workers.presence import Presence
 from workers.record import Recorder
 from workers.warm_up import warm_up
@@ -248,12 +249,8 @@ class LaneService:
         """Put jobs back on their queue; where Redis is away, the feeder does it when it is back."""
         if await self._in_thread(partial(self._announcer.announce, queue, job_ids, first=True)):
             return
-        try:
+        with OutageTolerated("announce.both_away", jobs=len(job_ids)):  # then the sweeper finds them
             await self._in_thread(self._unannounce, [uuid.UUID(job_id) for job_id in job_ids])
-        except Exception as error:
-            if not is_away(error):
-                raise
-            log.warning("announce.both_away", jobs=len(job_ids))  # the sweeper finds them
 
     def _unannounce(self, ids: list[uuid.UUID]) -> None:
         with self._db.begin() as connection:

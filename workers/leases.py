@@ -5,19 +5,16 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 
-import structlog
 from sqlalchemy import Engine as Database
 
 from jobs.domain.jobs import Claim
 from jobs.domain.outcomes import CloseReason
 from jobs.store import claims, reads
-from jobs.store.engine import is_away
 from workers.grouping import Grouped
+from workers.outage import OutageTolerated
 
 CLAIM_LIMIT = 128
 _AWAY_PAUSE_S = 0.5
-
-log = structlog.get_logger()
 
 
 class Leases:
@@ -54,30 +51,22 @@ class Leases:
             keys = list(held())
             if not keys:
                 continue
-            try:
+            with OutageTolerated("lease.database_away", jobs=len(keys)):
                 gone = await loop.run_in_executor(self._executor, self._renew_now, keys)
-            except Exception as error:
-                if not is_away(error):
-                    raise
-                log.warning("lease.database_away", jobs=len(keys))
-                continue
-            for key, reason in gone.items():
-                lost(key, reason)
+                for key, reason in gone.items():
+                    lost(key, reason)
 
     async def _claim(self, ids: Sequence[uuid.UUID]) -> Sequence[Claim | None]:
         """Claim in one transaction; while the database is away, wait: the places keep new work out."""
         loop = asyncio.get_running_loop()
         while True:
-            try:
+            with OutageTolerated("claim.database_away", jobs=len(ids)):
                 found = await loop.run_in_executor(self._executor, self._claim_now, ids)
-            except Exception as error:
-                if not is_away(error) or self._leaving():
-                    raise
-                log.warning("claim.database_away", jobs=len(ids))
-                await asyncio.sleep(_AWAY_PAUSE_S)
-            else:
                 # An id that came twice is one claim: the second asks in vain.
                 return [found.pop(job_id, None) for job_id in ids]
+            if self._leaving():
+                return [None] * len(ids)  # they still wait; the sweeper has them announced again
+            await asyncio.sleep(_AWAY_PAUSE_S)
 
     def _claim_now(self, ids: Sequence[uuid.UUID]) -> dict[uuid.UUID, Claim]:
         with self._database.begin() as connection:

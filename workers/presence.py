@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Engine as Database
 
 from jobs.store import workers
-from jobs.store.engine import is_away
 from jobs.store.workers import Worker, WorkerState
 from workers.engines.seam import Engine
+from workers.outage import OutageTolerated
 
 _REPORT_EVERY_S = workers.ALIVE_S / 4
 
@@ -56,11 +56,8 @@ class Presence:
         await self._in_thread(self._leave)
 
     async def _in_thread(self, call: Callable[[], None]) -> None:
-        try:
+        with OutageTolerated("worker.database_away"):
             await asyncio.get_running_loop().run_in_executor(self._executor, call)
-        except Exception as error:
-            if not is_away(error):
-                raise
 
     def _report(self, figures: dict[str, Any]) -> None:
         engine = self._engine

