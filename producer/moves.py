@@ -39,7 +39,7 @@ def tell_cancelled(announcer: Announcer, job_id: uuid.UUID, moved: Moved) -> Non
 def redrive(engine: Engine, tenant_id: uuid.UUID, job_id: uuid.UUID) -> JobDetail:
     """Queue a failed job again with a new budget; the feeder announces it.
 
-    Raises `Refusal` where the tenant has no such job or it has not failed.
+    Raises `Refusal` where the tenant has no such job, or it has not failed, or its request was deleted.
     """
     with engine.begin() as connection:
         moved = moves.redrive(connection, tenant_id, job_id)
@@ -47,7 +47,7 @@ def redrive(engine: Engine, tenant_id: uuid.UUID, job_id: uuid.UUID) -> JobDetai
     if moved is None:
         raise Refusal(
             Code.JOB_NOT_FAILED,
-            f"Only a failed job can be redriven; this one is {detail.job.status}",
+            f"Only a failed job that has its request still can be redriven; this one is {detail.job.status}",
             remedy="Submit it as a new job.",
         )
     return detail

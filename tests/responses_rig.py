@@ -71,6 +71,13 @@ class Rig:
             rows = connection.execute(text("SELECT job_id FROM responses ORDER BY job_id"))
             return [f"resp_{row.job_id.hex}" for row in rows]
 
+    def texts_left(self) -> int:
+        """How many rows hold what was asked or answered."""
+        with self.api.engine.begin() as connection:
+            count = "SELECT (SELECT count(*) FROM responses) + (SELECT count(*) FROM results)"
+            jobs = "(SELECT count(*) FROM jobs WHERE request <> '{}')"
+            return int(connection.execute(text(f"{count} + {jobs}")).scalar_one())
+
     def column(self, response_id: str, name: str) -> Any:
         """What the job's row says in this column; None where there is no row."""
         with self.api.engine.begin() as connection:

@@ -49,7 +49,7 @@ _REDRIVE = text(
     SET status = 'queued', failures = 0, redrives = redrives + 1, ready_at = now(), due_at = NULL,
         deadline = now() + (deadline - coalesce(redriven_at, created_at)), redriven_at = now(),
         finished_at = NULL, error_code = NULL, error_message = NULL, announced_at = NULL, announcements = 0
-    WHERE id = :id AND tenant_id = :tenant_id AND status = ANY(:sources)
+    WHERE id = :id AND tenant_id = :tenant_id AND status = ANY(:sources) AND request <> '{}'
     RETURNING attempt, queue
     """
 )
@@ -58,7 +58,7 @@ _REDRIVE = text(
 def redrive(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Moved | None:
     """Queue a failed job again with a new budget and as much time as it had; None if it has not failed.
 
-    The feeder announces it.
+    One whose request was deleted stays as it is. The feeder announces it.
     """
     row = connection.execute(
         _REDRIVE,

@@ -20,6 +20,11 @@ class JobDetail:
     result: Mapping[str, Any] | None
     latency: Sequence[Mapping[str, Any]]
 
+    @property
+    def erased(self) -> bool:
+        """Whether its texts were deleted, and only its figures are left."""
+        return not self.job.request or (self.job.status is Status.SUCCEEDED and self.result is None)
+
 
 def get(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Job | None:
     """The tenant's job, or None."""

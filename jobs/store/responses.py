@@ -50,14 +50,37 @@ def get(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Aske
     return Asked(**row._mapping) if row else None
 
 
-def delete(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Moved | None:
-    """Delete a response with its job and all that hangs on it; one that has not ended is cancelled first.
-
-    Returns that cancel, whose worker is to be told, or None.
+# Held from the first, so that nothing moves it between its cancel and the end of its text.
+_HOLD = text(
+    "SELECT FROM jobs WHERE id = :id AND tenant_id = :tenant_id AND surface = 'response' FOR NO KEY UPDATE"
+)
+_ERASE = (
+    "DELETE FROM responses WHERE job_id = :id",
+    "DELETE FROM results WHERE job_id = :id",
+    "DELETE FROM webhook_deliveries WHERE job_id = :id",
     """
-    moved = moves.cancel(connection, tenant_id, job_id)
-    connection.execute(
-        text("DELETE FROM jobs WHERE id = :id AND tenant_id = :tenant_id AND surface = 'response'"),
-        {"id": job_id, "tenant_id": tenant_id},
+    WITH copied AS (
+        DELETE FROM precision_shadows WHERE job_id = :id AND compared_at IS NULL RETURNING shadow_id
     )
+    DELETE FROM jobs WHERE id IN (SELECT shadow_id FROM copied)
+    """,
+    """
+    UPDATE jobs SET request = '{}', prefix = 0, metadata = NULL, idempotency_key = NULL, payload_hash = NULL
+    WHERE id = :id
+    """,
+)
+
+
+def delete(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Moved | None:
+    """Delete a response with all of its texts; one that has not ended is cancelled first.
+
+    Its job stays, without request and answer, for its figures: the latency records and the tokens in them.
+    Returns the cancel, whose worker is to be told, or None.
+    """
+    which = {"id": job_id, "tenant_id": tenant_id}
+    if connection.execute(_HOLD, which).one_or_none() is None:
+        return None
+    moved = moves.cancel(connection, tenant_id, job_id)
+    for statement in _ERASE:
+        connection.execute(text(statement), which)
     return moved

@@ -68,6 +68,8 @@ async def events(
         )
     which = moves.id_of(job_id)
     detail = await services.transact(moves.found, tenant.id, which)
+    if detail.erased:  # Redis may have its text still
+        raise moves.not_found()
     stream = _Stream(services, tenant.id, which, last_event_id or None)
     return StreamingResponse(
         stream.run(detail),

@@ -51,7 +51,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job has ended. `detail` is None where it was deleted meanwhile.
+    """The job has ended. `detail` is None where it, or its text, was deleted meanwhile.
 
     `attempt` is that of its answer, or the last one. All pieces of the answer came before.
     """
@@ -158,7 +158,7 @@ async def _end(
     except SQLAlchemyError as error:
         log.warning("stream.end_delayed", job_id=str(job_id), error=type(error).__name__)
         return None
-    if detail is None:
+    if detail is None or detail.erased:
         return [Ended(None, text.attempt)]
     if not detail.job.status.terminal:
         return None

@@ -42,7 +42,7 @@ def found(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Fo
     """The tenant's response, kept or not. Raises `Refusal` where there is none."""
     asked = store.get(connection, tenant_id, job_id)
     detail = reads.detail(connection, tenant_id, job_id) if asked else None
-    if asked is None or detail is None:
+    if asked is None or detail is None or detail.erased:
         raise not_found()
     return Found(asked, detail)
 
@@ -128,14 +128,14 @@ def cancel(engine: Engine, announcer: Announcer, tenant_id: uuid.UUID, response_
 
 
 def delete(engine: Engine, announcer: Announcer, tenant_id: uuid.UUID, response_id: str) -> None:
-    """Delete a response that is kept, with its job. Raises `Refusal` where there is none."""
+    """Delete a response that is kept. Raises `Refusal` where there is none."""
     with engine.begin() as connection:
         job_id = kept(connection, tenant_id, response_id).asked.job_id
     drop(engine, announcer, tenant_id, job_id)
 
 
 def drop(engine: Engine, announcer: Announcer, tenant_id: uuid.UUID, job_id: uuid.UUID) -> None:
-    """Delete a response, if it is there still, with its job; one that has not ended is cancelled first."""
+    """Delete a response, if it is there still; one that has not ended is cancelled first."""
     with engine.begin() as connection:
         moved = store.delete(connection, tenant_id, job_id)
     if moved:

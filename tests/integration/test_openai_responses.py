@@ -138,9 +138,9 @@ def test_a_key_lets_a_client_come_back_to_its_answer(rig: Rig, threads: ThreadPo
     assert refused(rig.create, extra_headers=header).code == "idempotency_conflict"
 
 
-def test_a_deleted_response_is_gone_with_all_that_hangs_on_it(rig: Rig) -> None:
+def test_a_deleted_response_is_gone_but_for_its_figures(rig: Rig) -> None:
     for state in ("queued", "running", "completed"):
-        created = rig.create()
+        created = rig.create(metadata={"ticket": "4711"})
         if state != "queued":
             rig.worker.claim(rig.job_of(created.id))
         if state == "completed":
@@ -148,7 +148,23 @@ def test_a_deleted_response_is_gone_with_all_that_hangs_on_it(rig: Rig) -> None:
         rig.client.responses.delete(created.id)
         for call in (rig.client.responses.retrieve, rig.client.responses.cancel, rig.client.responses.delete):
             assert refused(call, created.id).status_code == 404
-        assert rig.api.rows() == 0
+        assert refused(rig.create, previous_response_id=created.id).code == "previous_response_not_found"
+        job = rig.api.client.get(f"/v1/jobs/{rig.job_of(created.id)}").json()
+        assert job["status"] == ("succeeded" if state == "completed" else "cancelled")
+        assert (job["result"], job["metadata"]) == (None, None)
+        assert [attempt["total_ms"] for attempt in job["latency"]] == [12.5] * (state == "completed")
+        assert rig.column(created.id, "request") == {}
+        assert rig.api.client.get(f"/v1/jobs/{rig.job_of(created.id)}/events").status_code == 404
+    assert rig.texts_left() == 0
+
+
+def test_a_failed_response_that_was_deleted_is_not_tried_again(rig: Rig) -> None:
+    created = rig.create()
+    rig.worker.claim(rig.job_of(created.id))
+    rig.move(created.id, Move.FAIL, error_code="engine_error", error_message="it broke")
+    rig.client.responses.delete(created.id)
+    again = rig.api.post(f"/v1/jobs/{rig.job_of(created.id)}/redrive")
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "job_not_failed")
 
 
 def test_a_worker_survives_that_its_job_is_deleted(rig: Rig, processes: Processes) -> None:
@@ -166,10 +182,25 @@ def test_what_is_not_stored_is_gone_once_it_is_answered(rig: Rig, threads: Threa
     assert refused(rig.client.responses.retrieve, response_id).status_code == 404
     rig.answer(response_id, "A line.")
     assert (asked.result().output_text, asked.result().to_dict()["store"]) == ("A line.", False)
-    until(lambda: rig.api.rows() == 0, what="the deletion")
+    until(lambda: rig.texts_left() == 0, what="the deletion")
+    latency = rig.api.client.get(f"/v1/jobs/{rig.job_of(response_id)}").json()["latency"]
+    assert [attempt["total_ms"] for attempt in latency] == [12.5]
     with rig.stream(background=False, store=False) as stream:
         next(iter(stream))
-    until(lambda: rig.api.rows() == 0, what="the deletion of what its client left")
+    until(lambda: rig.texts_left() == 0, what="the deletion of what its client left")
+
+
+def test_who_waits_by_a_key_for_what_is_deleted_is_told(rig: Rig, threads: ThreadPoolExecutor) -> None:
+    given = {"background": False, "extra_headers": {"Idempotency-Key": "k1"}}
+    asked = threads.submit(refused, rig.create, **given)
+    response_id = rig.newest()
+    until(lambda: rig.worker.listeners(rig.job_of(response_id)), what="the wait")
+    rig.client.responses.delete(response_id)
+    assert asked.result().code == "response_not_found"
+    asked_again: Future[Response] = threads.submit(rig.create, **given)
+    until(lambda: rig.newest() != response_id, what="a new one by the same key")
+    rig.answer(rig.newest(), "A line.")
+    assert asked_again.result().output_text == "A line."
 
 
 def test_tenants_do_not_see_each_others_responses(rig: Rig) -> None:
