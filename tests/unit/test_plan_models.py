@@ -148,6 +148,8 @@ def test_equal_entries_are_several_processes(config: Path) -> None:
 def test_another_engine_s_worker_takes_no_share(config: Path) -> None:
     config.write_text(MODELS + WORKERS + 'engine = "sim"\n')
     check("hot", 0)
+    _, given = planned("--gpu", "H100-80G:0-2")
+    assert {engine["model"] for engine in given["engines"]} == {"Big-8B"}
 
 
 def test_a_worker_answers_for_its_own_engine_alone(config: Path) -> None:
