@@ -51,6 +51,16 @@ class Idempotency:
                 remedy="Use a UUID.",
             )
 
+    @staticmethod
+    def conflict(made: str) -> Refusal:
+        """The refusal of a key that another payload was sent with before, which made `made`."""
+        return Refusal(
+            Code.IDEMPOTENCY_CONFLICT,
+            f"The key was used for another payload, which made {made}",
+            field="Idempotency-Key",
+            remedy="Use a new key for a new request.",
+        )
+
 
 class Preparer:
     """Prepares jobs; safe in threads. It asks no database, but may look up a webhook's host."""

@@ -48,7 +48,7 @@ class Submitter:
             with self._engine().begin() as connection:
                 return intake.repeated(connection, tenant.id, idempotency.key, idempotency.payload_hash)
         except intake.IdempotencyConflict as conflict:
-            raise _conflict(conflict) from None
+            raise Idempotency.conflict(f"job {conflict.job_id}") from None
 
     def store(
         self, job: NewJob, beside: Callable[[Connection], None] = lambda connection: None
@@ -63,7 +63,7 @@ class Submitter:
                 if accepted.created:
                     beside(connection)
         except intake.IdempotencyConflict as conflict:
-            raise _conflict(conflict) from None
+            raise Idempotency.conflict(f"job {conflict.job_id}") from None
         if accepted.announce and not self._announcer.announce(job.queue, [str(job.id)]):
             self._give_back(job.id)
         return accepted
@@ -92,12 +92,3 @@ class Submitter:
                 sweeps.mark_unannounced(connection, [job_id])
         except SQLAlchemyError as error:
             log.warning("announcement.not_given_back", job_id=str(job_id), error=type(error).__name__)
-
-
-def _conflict(conflict: intake.IdempotencyConflict) -> Refusal:
-    return Refusal(
-        Code.IDEMPOTENCY_CONFLICT,
-        f"The key was used for another payload, which made job {conflict.job_id}",
-        field="Idempotency-Key",
-        remedy="Use a new key for a new request.",
-    )

@@ -56,6 +56,7 @@ class Batch:
     completed: int
     failed: int
     usage: Mapping[str, int] | None
+    payload_hash: bytes | None  # what its idempotency key is bound to
     created_at: datetime
     expires_at: datetime
     in_progress_at: datetime | None
@@ -91,16 +92,20 @@ def create(
     input_file_id: uuid.UUID,
     metadata: Mapping[str, str] | None,
     output_expires_s: int | None,
-) -> Batch:
-    """A new batch, to be validated by the control process."""
+    idempotency_key: str | None = None,
+    payload_hash: bytes | None = None,
+) -> Batch | None:
+    """A new batch, to be validated by the control process; None where another holds the key."""
     batch_id = new_id()
     connection.execute(
         text(
             """
             INSERT INTO batches (id, tenant_id, endpoint, completion_window, input_file_id, metadata,
-                                 output_expires_s, expires_at)
+                                 output_expires_s, idempotency_key, payload_hash, expires_at)
             VALUES (:id, :tenant_id, :endpoint, :completion_window, :input_file_id, CAST(:metadata AS jsonb),
-                    :output_expires_s, now() + make_interval(secs => :window_s))
+                    :output_expires_s, :idempotency_key, :payload_hash,
+                    now() + make_interval(secs => :window_s))
+            ON CONFLICT (tenant_id, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
             """
         ),
         {
@@ -111,21 +116,26 @@ def create(
             "input_file_id": input_file_id,
             "metadata": None if metadata is None else json.dumps(dict(metadata)),
             "output_expires_s": output_expires_s,
+            "idempotency_key": idempotency_key,
+            "payload_hash": payload_hash,
             "window_s": window_s,
         },
     )
-    made = get(connection, tenant_id, batch_id)
-    if made is None:
-        raise RuntimeError(f"batch {batch_id} was not stored")
-    return made
+    return get(connection, tenant_id, batch_id)
 
 
 def get(connection: Connection, tenant_id: uuid.UUID, batch_id: uuid.UUID) -> Batch | None:
     """The tenant's batch, or None."""
-    row = connection.execute(
-        text(_SELECT % "id = :id AND tenant_id = :tenant_id"), {"id": batch_id, "tenant_id": tenant_id}
-    ).one_or_none()
-    return _batch(row) if row else None
+    return _one(connection, "id = :id AND tenant_id = :tenant_id", {"id": batch_id, "tenant_id": tenant_id})
+
+
+def of_key(connection: Connection, tenant_id: uuid.UUID, idempotency_key: str) -> Batch | None:
+    """The tenant's batch that was made under this key, or None."""
+    return _one(
+        connection,
+        "tenant_id = :tenant_id AND idempotency_key = :key",
+        {"tenant_id": tenant_id, "key": idempotency_key},
+    )
 
 
 def listing(
@@ -154,6 +164,11 @@ def cancel(connection: Connection, tenant_id: uuid.UUID, batch_id: uuid.UUID) ->
         ).rowcount
         == 1
     )
+
+
+def _one(connection: Connection, which: str, values: Mapping[str, Any]) -> Batch | None:
+    row = connection.execute(text(_SELECT % which), values).one_or_none()
+    return _batch(row) if row else None
 
 
 def _batch(row: Row[Any]) -> Batch:

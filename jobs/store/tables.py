@@ -333,6 +333,8 @@ batches = Table(
     ),
     Column("failed", Integer, nullable=False, server_default="0"),
     Column("usage", JSONB(none_as_null=True)),
+    Column("idempotency_key", Text),
+    Column("payload_hash", LargeBinary),
     _created(),
     _time("expires_at", nullable=False),
     _time("in_progress_at"),
@@ -343,6 +345,13 @@ batches = Table(
     _time("cancelling_at"),
     _time("cancelled_at"),
     Index("ix_batches_tenant", "tenant_id", "id"),
+    Index(
+        "ix_batches_idempotency_key",
+        "tenant_id",
+        "idempotency_key",
+        unique=True,
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
     Index(
         "ix_batches_open",
         "id",

@@ -3,7 +3,7 @@
 import uuid
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sqlalchemy import Connection
 
@@ -18,6 +18,7 @@ from producer.api.errors import responses
 from producer.api.services import Shared
 from producer.openai.batches import WINDOWS_S, BatchList, BatchView, CreateBatch, not_found
 from producer.openai.files import not_found as no_such_file
+from producer.prepare import Idempotency
 from producer.refusals import Code, Refusal
 from producer.request import decode, refusal_of
 
@@ -31,8 +32,13 @@ _CREATE_BODY: dict[str, Any] = {
 }
 
 
-@router.post("/v1/batches", openapi_extra=_CREATE_BODY, responses=responses(400, 404, 413, 422))
-async def create_batch(request: Request, tenant: CurrentTenant, services: Shared) -> BatchView:
+@router.post("/v1/batches", openapi_extra=_CREATE_BODY, responses=responses(400, 404, 409, 413, 422))
+async def create_batch(
+    request: Request,
+    tenant: CurrentTenant,
+    services: Shared,
+    idempotency_key: Annotated[str | None, Header(description="Makes a repeat safe, as for jobs.")] = None,
+) -> BatchView:
     """Carry out each line of an uploaded file in the cold lane. The file is checked as a whole first."""
     body = await bounded.whole(request, services.settings.api.max_body_bytes)
     try:
@@ -40,10 +46,35 @@ async def create_batch(request: Request, tenant: CurrentTenant, services: Shared
     except ValidationError as error:
         raise refusal_of(error.errors(include_url=False, include_input=False)) from None
     wanted.check()
-    return BatchView.of(await services.transact(_create, tenant.id, wanted))
+    idempotency = Idempotency.of(idempotency_key, "POST /v1/batches", body)
+    return BatchView.of(await services.transact(_create, tenant.id, wanted, idempotency))
 
 
-def _create(connection: Connection, tenant_id: uuid.UUID, wanted: CreateBatch) -> Batch:
+def _create(
+    connection: Connection, tenant_id: uuid.UUID, wanted: CreateBatch, idempotency: Idempotency | None
+) -> Batch:
+    """The batch, a new one or that of an earlier request with the same key."""
+    batch = (
+        _repeated(connection, tenant_id, idempotency)
+        or _new(connection, tenant_id, wanted, idempotency)
+        or _repeated(connection, tenant_id, idempotency)  # another request was first
+    )
+    if batch is None:
+        raise RuntimeError("the batch was neither stored nor is it a repeat")
+    return batch
+
+
+def _repeated(connection: Connection, tenant_id: uuid.UUID, idempotency: Idempotency | None) -> Batch | None:
+    held = store.of_key(connection, tenant_id, idempotency.key) if idempotency else None
+    if held and idempotency and held.payload_hash != idempotency.payload_hash:
+        raise Idempotency.conflict(f"batch {openai_ids.shown(Prefix.BATCH, held.id)}")
+    return held
+
+
+def _new(
+    connection: Connection, tenant_id: uuid.UUID, wanted: CreateBatch, idempotency: Idempotency | None
+) -> Batch | None:
+    """A new batch; None where another holds the key."""
     file_id = openai_ids.own(Prefix.FILE, wanted.input_file_id)
     file = files.get(connection, tenant_id, file_id) if file_id else None
     if file is None:
@@ -65,6 +96,8 @@ def _create(connection: Connection, tenant_id: uuid.UUID, wanted: CreateBatch) -
         input_file_id=file.id,
         metadata=wanted.metadata,
         output_expires_s=wanted.output_expires_after.seconds if wanted.output_expires_after else None,
+        idempotency_key=idempotency.key if idempotency else None,
+        payload_hash=idempotency.payload_hash if idempotency else None,
     )
 
 

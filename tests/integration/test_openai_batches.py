@@ -6,6 +6,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -125,6 +126,28 @@ def test_a_batch_runs_to_its_end(api: Api, client: OpenAI, processes: Processes)
     assert (output.purpose, output.expires_at) == ("batch_output", output.created_at + 7_200)
     assert ended.model_extra is not None
     assert (ended.model_extra["progress"], ended.model_extra["estimated_finish_at"]) == (1.0, None)
+
+
+def test_a_key_makes_one_batch_and_conflicts_with_another_request(client: OpenAI) -> None:
+    file = client.files.create(file=("in.jsonl", jsonl(line(0))), purpose="batch")
+    asked: Any = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    key = {"Idempotency-Key": "k1"}
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(client.batches.create, **asked, extra_headers=key) for _ in range(8)]
+        [batch_id] = {call.result().id for call in calls}
+    client.files.delete(file.id)  # a repeat asks for nothing any more
+    assert client.batches.create(**asked, extra_headers=key).id == batch_id
+    with pytest.raises(openai.ConflictError) as caught:
+        client.batches.create(**{**asked, "completion_window": "1h"}, extra_headers=key)
+    assert (caught.value.code, caught.value.param) == ("idempotency_conflict", "Idempotency-Key")
+    assert batch_id in caught.value.message
+    assert [batch.id for batch in client.batches.list()] == [batch_id]
+
+
+def test_a_key_of_another_tenant_is_another_key(api: Api, client: OpenAI) -> None:
+    other = OpenAI(base_url=f"{api.url}/v1", api_key=api.key_of("other"), max_retries=0)
+    made = [create(one, line(0), extra_headers={"Idempotency-Key": "k1"}) for one in (client, other)]
+    assert made[0].id != made[1].id
 
 
 BAD = {
