@@ -13,6 +13,7 @@ from typing import Any
 
 from jobs.domain.lanes import Kind
 from producer import Client
+from trilane.bench import vllm_on_cpu
 from trilane.bench.rig import Rig, Say, servers
 from trilane.stack import StackError
 from workers.planning import cards
@@ -21,14 +22,6 @@ LANE = "hot"
 THREADS = 1  # the engine's, on both sides; another core is left to the pipeline
 ROUNDS_OF_SLOTS = 4  # requests in one measurement, in multiples of the concurrency
 TARGETS = {"llamacpp": 0.95, "vllm": 0.97}
-# Without a card vLLM runs as it does on one, model and scheduler in one process; a first compilation of the
-# model would take longer than the measurement.
-_VLLM_ON_CPU = {
-    "TRILANE_ENGINE__OPTIONS": json.dumps(
-        {"dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni"}
-    ),
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
 _TIMEOUT_S = 600.0
 
 Run = Callable[[Sequence[str]], float]
@@ -90,14 +83,9 @@ def _environment(engine: str, model_path: Path | None) -> dict[str, str]:
     """What both sides are told beside the settings. Raises `StackError` where vLLM has no model."""
     env = {"TRILANE_ENGINE__THREADS": str(THREADS)}
     if engine == "vllm":
-        made = Path(sys.prefix, "models", "smollm2")  # by the tests on real vLLM
-        model_path = model_path or (made if made.exists() else None)
-        if model_path is None:
-            raise StackError(
-                "vLLM needs a model: name its folder with --model-path, or run make test-vllm once"
-            )
+        model_path = vllm_on_cpu.model(model_path, "--model-path")
         if not cards.found():
-            env |= _VLLM_ON_CPU
+            env |= {"TRILANE_ENGINE__OPTIONS": json.dumps(vllm_on_cpu.OPTIONS), **vllm_on_cpu.VARIABLES}
     return env | ({"TRILANE_ENGINE__MODEL_PATH": str(model_path)} if model_path else {})
 
 
