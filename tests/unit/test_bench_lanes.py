@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from jobs.domain.lanes import Kind
+from jobs.domain.outcomes import Cancelled, CloseReason, Completed, FinishReason, Outcome, Rejected, Usage
 from jobs.domain.policies import Precision
 from trilane.bench import lanes, lanes_engines, lanes_load, lanes_plan, lanes_report, virtual_time
 from trilane.bench.lanes_load import Arrival, UnreadableTrace
+from trilane.bench.lanes_prompts import Prompts
 from trilane.bench.lanes_replay import BACKLOG, Replay, Served
 from trilane.bench.lanes_run import Runs
 from trilane.commands.bench import bench
@@ -29,7 +31,7 @@ def replayed(
     """What becomes of them on one card that is hot's and one that the other lanes drain."""
 
     async def main() -> list[Served]:
-        runs = Runs(lanes_engines.simulated, lambda stage, total: lambda: None)
+        runs = Runs(lanes_engines.SIMULATED, lambda stage, total: lambda: None)
         policies = lanes_plan.policies(Precision.FP16)
         workers = [{lane: policies[lane] for lane in each} for each in (HOT, BOTH)]
         async with runs.started(runs.cards(workers)) as cards:
@@ -48,7 +50,8 @@ def report_of(requests: int, **given: Any) -> dict[str, Any]:
         return lambda: None
 
     report = lanes.measure(lanes.SIM, [], requests=requests, watch=watch, **options | given)
-    assert len(stages) == len(set(stages)) + 3  # the shared card is measured twice
+    replays = [stage for stage in stages if stage != "starting engines"]
+    assert len(replays) == len(set(replays)) + 3  # the shared card is measured twice
     return report
 
 
@@ -146,7 +149,7 @@ def test_a_request_alone_takes_its_prefill_and_its_steps() -> None:
     (served,) = replayed([Arrival(1.5, Kind.CHAT, 100, 51)])
     step_s, prefill_s = A100_FP16.step_s(1, 0, 0), A100_FP16.step_s(1, 100, 0)
     assert served.completed
-    assert served.output_tokens == 51
+    assert served.usage == Usage(100, 51)
     assert served.ttft_s == pytest.approx(prefill_s, rel=0.4)  # one step's jitter
     assert served.total_s == pytest.approx(prefill_s + 50 * step_s, rel=0.06)
     assert served.ended_at == pytest.approx(1.5 + served.total_s)
@@ -169,7 +172,8 @@ def test_a_backlog_never_ends_and_what_ended_of_it_comes_back() -> None:
 
 def test_a_lane_that_no_worker_drains_is_an_error() -> None:
     async def main() -> None:
-        await Replay([], lambda arrival: arrival.lane, itertools.count()).run([Arrival(0, Kind.CHAT, 9, 1)])
+        replay = Replay([], lambda arrival: arrival.lane, itertools.count(), Prompts())
+        await replay.run([Arrival(0, Kind.CHAT, 9, 1)])
 
     with pytest.raises(KeyError, match="hot"):
         virtual_time.run(main())
@@ -178,9 +182,12 @@ def test_a_lane_that_no_worker_drains_is_an_error() -> None:
 # --- the figures ------------------------------------------------------------------------------------
 
 
-def served(kind: Kind, at_s: float, first_s: float, total_s: float) -> Served:
+ANSWER = Completed(FinishReason.LENGTH, Usage(20, 10))
+
+
+def served(kind: Kind, at_s: float, first_s: float, total_s: float, outcome: Outcome = ANSWER) -> Served:
     """One that was claimed at once."""
-    return Served(Arrival(at_s, kind, 9, 1), 0, False, at_s, at_s + first_s, at_s + total_s, 10, True)
+    return Served(Arrival(at_s, kind, 9, 1), 0, False, at_s, at_s + first_s, at_s + total_s, outcome)
 
 
 def test_figures_by_kind_and_over_all() -> None:
@@ -195,6 +202,28 @@ def test_figures_by_kind_and_over_all() -> None:
     assert (chat["objective_ms"], chat["attainment"]) == (300, 0.5)
     assert chat["total_ms"]["p50"] == pytest.approx(375)
     assert chat["ttft_ms"]["p99"] == pytest.approx(199)
+
+
+def test_what_failed_counts_as_a_failure_and_as_nothing_else() -> None:
+    refused = Rejected("prompt_too_long", "the prompt is 9 tokens long")
+    closed = Cancelled(CloseReason.TIME_LIMIT)
+    answered = [served(Kind.CHAT, 0, 0.1, 0.25), served(Kind.CHAT, 1, 0.1, 0.25)]
+    work = [*answered, *(served(Kind.CHAT, 1, 0, 0.001, refused) for _ in range(6))]
+    work.append(served(Kind.TICKET, 0, 0, 2, closed))
+    found = lanes_report.figures(work, 8)
+    assert found["failures"] == {"prompt_too_long": 6, "time_limit": 1}
+    assert (found["requests"], found["completed"]) == (9, 2)
+    assert found["throughput_per_s"] == pytest.approx(2 / 2)
+    assert found["output_tokens_per_s"] == pytest.approx(20 / 2)
+    assert found["card_seconds_per_request"] == pytest.approx(8 * 2 / 2)
+    chat, ticket = found["kinds"]["chat"], found["kinds"]["ticket"]
+    assert chat["total_ms"] == pytest.approx({"p50": 250, "p95": 250, "p99": 250})
+    assert chat["ttft_ms"]["p99"] == pytest.approx(100)
+    assert chat["attainment"] == pytest.approx(2 / 8)
+    assert (chat["mean_prompt_tokens"], chat["mean_output_tokens"]) == (20, 10)
+    assert ticket["total_ms"] == {"p50": None, "p95": None, "p99": None}
+    assert lanes_report.capacity_per_s(work) == lanes_report.capacity_per_s(answered)
+    assert lanes_report.per_s(work, 2.0) == pytest.approx(1.0)
 
 
 def test_capacity_is_that_of_full_cards_where_there_is_enough_to_tell() -> None:
@@ -227,6 +256,16 @@ def test_one_run_compares_both_and_gives_the_same_figures_again() -> None:
         assert row["card_seconds_per_request"] == pytest.approx(4 * row["makespan_s"] / 40)
     assert report["ratio"]["hot_alone_p99"] < report["ratio"]["hot_p99"] < 1
     assert len(report["targets"]) == 5
+    assert report["failures"] == []
+    assert [part["mean_prompt_tokens"] for part in report["work"]] == [
+        each["mean_prompt_tokens"] for each in rows["single", "equal", 0.8]["kinds"].values()
+    ]
+
+
+def test_work_is_measured_only_where_it_decides_on_the_cards() -> None:
+    plan = report_of(40, cards=2)["plans"]["equal"]
+    assert plan == {"cards": ["hot", "warm+cold"]}
+    assert "work_card_s" in report_of(40, cards=3)["plans"]["equal"]
 
 
 def test_without_short_work_hot_has_no_figures(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from jobs.domain.policies import Precision
 from trilane.bench import lanes_engines, lanes_load, lanes_plan, lanes_shared, virtual_time
 from trilane.bench.lanes_load import Arrival
 from trilane.bench.lanes_replay import Served
-from trilane.bench.lanes_report import Figures, capacity_per_s, figures
+from trilane.bench.lanes_report import Figures, capacity_per_s, figures, over
 from trilane.bench.lanes_run import Card, Runs, Watch
 
 SIM = "sim"
 SATURATED = "saturated"  # in the place of a load: everything is there from the start
+REAL_SEED = 285  # of real engines' mix: its first 12 have the parts and lengths of all, a report amid them
 EQUAL, OWN = "equal", "own"  # all lanes at one precision, or each at its own
 
 
@@ -33,19 +35,20 @@ def measure(
     """Replay the first `requests` of `traces` (none: of the made-up mix) and return all figures.
 
     `loads` are parts of the single queue's measured capacity; the targets look at the first. Every length is
-    divided by `shrink`. Raises `UnreadableTrace`, `OSError`, or what the engine refuses.
+    divided by `shrink`. Raises `UnreadableTrace`, `OSError`, `Refused` where an engine answers nothing of a
+    replay, and as the engine does where it cannot be started.
     """
-    arrivals = lanes_load.read(traces, requests) if traces else lanes_load.mix(requests)
-    arrivals = lanes_load.shrunk(arrivals, shrink)
     simulated = engine == SIM
-    make: lanes_engines.Make = lanes_engines.simulated
+    seed = {} if simulated else {"seed": REAL_SEED}
+    arrivals = lanes_load.read(traces, requests) if traces else lanes_load.mix(requests, **seed)
+    arrivals = lanes_load.shrunk(arrivals, shrink)
+    engines = lanes_engines.SIMULATED
     run: Callable[..., dict[str, Any]] = virtual_time.run
     if not simulated:
         longest = max(arrival.prompt_tokens + arrival.output_tokens for arrival in arrivals)
-        make, run = lanes_engines.real(engine, settings_module.load(), longest), asyncio.run
-    report = run(
-        _Comparison(Runs(make, watch), arrivals, cards, sequences).measure(loads, simulated=simulated)
-    )
+        engines, run = lanes_engines.real(engine, settings_module.load(), longest, cards), asyncio.run
+    runs = Runs(engines, watch)
+    report = run(_Comparison(runs, arrivals, cards, sequences).measure(loads, simulated=simulated))
     return {
         "engine": engine,
         "traces": [path.name for path in traces] or ["mix"],
@@ -53,6 +56,7 @@ def measure(
         "cards": cards,
         "work": [_part(arrivals, kind) for kind in Kind],
         **report,
+        "failures": [asdict(failure) for failure in runs.failures],
         "targets": _targets(report["ratio"]),
     }
 
@@ -106,10 +110,14 @@ class _Comparison:
         return figures(served, self._cards)["kinds"][Kind.CHAT.value] if hot else {}
 
     async def _lanes(self, name: str, precision: Precision | None, loads: Sequence[float]) -> Figures:
-        """The three lanes; returns their work and the cards that it gave them."""
-        work = await self._work(name, precision)
-        span_s = self._at(loads[0])[-1].at_s
-        need = {lane: card_s / span_s for lane, card_s in work.items()}
+        """The three lanes; returns the cards that they got and, where that decided on them, their work."""
+        plan: Figures = {}
+        need = dict.fromkeys(LANES, 0.0)
+        if self._cards > min(2, len({arrival.lane for arrival in self._arrivals})):
+            work = await self._work(name, precision)
+            span_s = self._at(loads[0])[-1].at_s
+            need = {lane: card_s / span_s for lane, card_s in work.items()}
+            plan = {"work_card_s": work, "need_cards": need}
         assigned = lanes_plan.assign(need, self._cards, alike=precision is not None)
         policies = lanes_plan.policies(precision)
         workers = [{lane: policies[lane] for lane in lanes} for lanes in assigned]
@@ -117,7 +125,7 @@ class _Comparison:
             await self._row("lanes", name, SATURATED, cards)
             for load in loads:
                 await self._row("lanes", name, load, cards)
-        return {"work_card_s": work, "need_cards": need, "cards": ["+".join(lanes) for lanes in assigned]}
+        return plan | {"cards": ["+".join(lanes) for lanes in assigned]}
 
     async def _work(self, name: str, precision: Precision | None) -> dict[str, float]:
         """Each lane's work: the seconds that one card with its engine needs for all of its requests."""
@@ -157,22 +165,31 @@ class _Comparison:
         """The lanes over the single queue, at equal precision; none can beat hot alone on all cards."""
         rows = {(row["queue"], row["load"]): row for row in self._rows if row["precision"] == EQUAL}
         single, lanes = rows["single", load], rows["lanes", load]
-        card_s, chat = "card_seconds_per_request", Kind.CHAT.value
-        ratio = {
-            "card_seconds": lanes[card_s] / single[card_s],
-            "card_seconds_saturated": rows["lanes", SATURATED][card_s] / rows["single", SATURATED][card_s],
-        }
-        if chat in single["kinds"]:
-            single_ms, lanes_ms = (row["kinds"][chat]["total_ms"]["p99"] for row in (single, lanes))
-            ratio["hot_p99"] = lanes_ms / single_ms
-            ratio["hot_alone_p99"] = hot_alone["total_ms"]["p99"] / single_ms
-        return ratio
+        card_s = "card_seconds_per_request"
+        single_ms = _hot_p99(single)
+        return _known(
+            card_seconds=over(lanes[card_s], single[card_s]),
+            card_seconds_saturated=over(rows["lanes", SATURATED][card_s], rows["single", SATURATED][card_s]),
+            hot_p99=over(_hot_p99(lanes), single_ms),
+            hot_alone_p99=over(_p99(hot_alone), single_ms),
+        )
+
+
+def _hot_p99(row: Figures) -> float | None:
+    return _p99(row["kinds"].get(Kind.CHAT.value))
+
+
+def _p99(figures: Figures | None) -> float | None:
+    return figures["total_ms"]["p99"] if figures else None
 
 
 def _shared_ratio(shared: Mapping[str, Any]) -> dict[str, float]:
     found = shared.get("two_engines") or shared.get("one_engine") or {}
-    ratio = {"shared_hot_p99": found.get("hot_p99_ratio"), "shared_cold_kept": found.get("cold_kept")}
-    return {name: value for name, value in ratio.items() if value is not None}
+    return _known(shared_hot_p99=found.get("hot_p99_ratio"), shared_cold_kept=found.get("cold_kept"))
+
+
+def _known(**ratios: float | None) -> dict[str, float]:
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
 # What is to be reached, of the ratios of a load that has the kinds for them.

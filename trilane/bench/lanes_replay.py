@@ -13,17 +13,15 @@ from itertools import cycle, islice
 from jobs.domain import requests
 from jobs.domain.jobs import Claim, new_id, prefix_of
 from jobs.domain.lanes import DEFAULT_PRIORITY, LanePolicy, parse_queue, queue_name
-from jobs.domain.outcomes import Completed
-from jobs.domain.requests import Message, Role, Sampling
-from jobs.domain.tokens import estimate
+from jobs.domain.outcomes import Cancelled, Completed, Outcome, Rejected, Retryable, Usage
 from trilane.bench.lanes_load import Arrival
+from trilane.bench.lanes_prompts import Prompts
 from workers.admission import Admission
 from workers.attempt import Attempt
 from workers.engines.seam import Engine
 from workers.lane_order import LaneOrder
 
 BACKLOG = 32  # requests of a backlog that wait or run at any time; more than any limit
-_OVERHEAD = estimate([Message(Role.USER, "0000000 ")])
 
 
 @dataclass(slots=True)
@@ -36,8 +34,27 @@ class Served:
     claimed_at: float = 0.0
     first_at: float = 0.0
     ended_at: float = 0.0
-    output_tokens: int = 0
-    completed: bool = False
+    outcome: Outcome | None = None
+
+    @property
+    def usage(self) -> Usage:
+        """Its tokens, as the engine counted them."""
+        return self.outcome.usage if self.outcome else Usage()
+
+    @property
+    def completed(self) -> bool:
+        """Whether it was answered."""
+        return isinstance(self.outcome, Completed)
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """The code and the message of what it got in the place of an answer."""
+        match self.outcome:
+            case Rejected(code, message) | Retryable(code, message):
+                return code, message
+            case Cancelled(reason):
+                return reason.value, "the attempt was closed"
+        return None
 
     @property
     def ttft_s(self) -> float:
@@ -81,10 +98,11 @@ class Replay:
         workers: Sequence[Worker],
         lane_of: Callable[[Arrival], str],
         numbers: Iterator[int],
+        prompts: Prompts,
         watch: Callable[[], None] = lambda: None,
     ) -> None:
         """`numbers` tell the prompts apart, over all runs on the same engines; `watch` hears of each end."""
-        self._lane_of, self._numbers, self._watch = lane_of, numbers, watch
+        self._lane_of, self._numbers, self._prompts, self._watch = lane_of, numbers, prompts, watch
         self._polling = deque(workers)
         self._queues: dict[str, deque[Served]] = {q: deque() for worker in workers for q in worker.queues}
         self._backlog: Iterator[Arrival] = iter(())
@@ -98,8 +116,8 @@ class Replay:
     ) -> list[Served]:
         """Let them arrive, wait until all have ended, and return them in the order of their arrival.
 
-        The `backlog` is work that never ends: a request of it that ended is followed by another. Those that
-        ended by then come back too. The run takes `at_least_s` seconds.
+        The `backlog` is work that never ends: a request of it that was answered is followed by another.
+        Those that ended by then come back too. The run takes `at_least_s` seconds.
         """
         self._due = len(arrivals)
         self._backlog = cycle(backlog)
@@ -114,7 +132,7 @@ class Replay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        return [served for served in self._served if served.ended_at]
+        return [served for served in self._served if served.outcome]
 
     async def _sleep_until(self, at_s: float) -> None:
         if at_s > self._now():
@@ -149,35 +167,36 @@ class Replay:
 
     async def _serve(self, worker: Worker, lane: str, served: Served) -> None:
         served.claimed_at = self._now()
-        attempt = Attempt(_claim(lane, served), worker.lanes[lane], 0.0, _Sink(served, self._now))
-        outcome = await attempt.run(worker.gates[lane], worker.engine)
+        claim = self._claim(lane, served)
+        attempt = Attempt(claim, worker.lanes[lane], 0.0, _Sink(served, self._now))
+        served.outcome = await attempt.run(worker.gates[lane], worker.engine)
         served.ended_at = self._now()
-        served.output_tokens, served.completed = outcome.usage.output_tokens, isinstance(outcome, Completed)
         worker.slots.give(lane)
-        if served.of_backlog:
-            self._arrive(next(self._backlog), of_backlog=True)
-        else:
+        if not served.of_backlog:
             self._due -= 1
             self._watch()
-            self._poll()
+        elif served.completed:  # failures may take no time: there would be no end of them
+            self._arrive(next(self._backlog), of_backlog=True)
+        self._poll()
 
-
-def _claim(lane: str, served: Served) -> Claim:
-    arrival = served.arrival
-    text = f"{served.number:07} " + "four" * (arrival.prompt_tokens - _OVERHEAD)
-    waited_ms = (served.claimed_at - arrival.at_s) * 1_000
-    return Claim(
-        id=new_id(),
-        attempt=1,
-        failures=0,
-        max_attempts=1,
-        lane=lane,
-        priority=DEFAULT_PRIORITY,
-        model="",
-        request=requests.to_json((Message(Role.USER, text),), Sampling(arrival.output_tokens, 0.0)),
-        prompt_tokens=arrival.prompt_tokens,
-        prefix=prefix_of(text),
-        queue_ms=waited_ms,
-        age_ms=waited_ms,
-        deadline_in_s=float("inf"),
-    )
+    def _claim(self, lane: str, served: Served) -> Claim:
+        arrival = served.arrival
+        messages, sampling = self._prompts.request(
+            served.number, arrival.prompt_tokens, arrival.output_tokens
+        )
+        waited_ms = (served.claimed_at - arrival.at_s) * 1_000
+        return Claim(
+            id=new_id(),
+            attempt=1,
+            failures=0,
+            max_attempts=1,
+            lane=lane,
+            priority=DEFAULT_PRIORITY,
+            model="",
+            request=requests.to_json(messages, sampling),
+            prompt_tokens=arrival.prompt_tokens,
+            prefix=prefix_of(messages[0].content),
+            queue_ms=waited_ms,
+            age_ms=waited_ms,
+            deadline_in_s=float("inf"),
+        )

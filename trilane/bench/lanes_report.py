@@ -1,6 +1,7 @@
 """The figures of a replay: latency by kind of work, objectives held, throughput, card-seconds."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,16 +12,21 @@ Figures = dict[str, Any]
 
 
 def figures(served: Sequence[Served], cards: int) -> Figures:
-    """What `cards` cards did for these requests. Times are from the arrival, in ms; `makespan_s` is until the
-    last had ended, and card-seconds per request are `cards * makespan_s / requests`."""
+    """What `cards` cards did for these requests, of which one at least was completed.
+
+    Times are from the arrival, in ms, and of completed requests alone; so are tokens and rates. `makespan_s`
+    is until the last had ended, and card-seconds per request are `cards * makespan_s / completed`.
+    """
     makespan_s = max(each.ended_at for each in served)
+    completed = [each for each in served if each.completed]
     return {
         "requests": len(served),
-        "completed": sum(each.completed for each in served),
+        "completed": len(completed),
+        "failures": Counter(code for code, _ in filter(None, (each.failure for each in served))),
         "makespan_s": makespan_s,
-        "throughput_per_s": len(served) / makespan_s,
-        "output_tokens_per_s": sum(each.output_tokens for each in served) / makespan_s,
-        "card_seconds_per_request": cards * makespan_s / len(served),
+        "throughput_per_s": len(completed) / makespan_s,
+        "output_tokens_per_s": sum(each.usage.output_tokens for each in completed) / makespan_s,
+        "card_seconds_per_request": cards * makespan_s / len(completed),
         "kinds": {
             kind.value: _kind(kind, of_kind)
             for kind in Kind
@@ -32,21 +38,43 @@ def figures(served: Sequence[Served], cards: int) -> Figures:
 def _kind(kind: Kind, served: Sequence[Served]) -> Figures:
     policy = LANES[lane_of_kind(LANES, kind)]
     objective_ms = policy.objective_ms or policy.deadline_s * 1_000
-    kept = sum(each.completed and each.total_s * 1_000 <= objective_ms for each in served)
+    completed = [each for each in served if each.completed]
     return {
         "requests": len(served),
-        "total_ms": percentiles([each.total_s for each in served]),
-        "ttft_ms": percentiles([each.ttft_s for each in served]),
+        "completed": len(completed),
+        **latency(completed),
         "objective_ms": objective_ms,
-        "attainment": kept / len(served),
+        "attainment": sum(each.total_s * 1_000 <= objective_ms for each in completed) / len(served),
+        "mean_prompt_tokens": _mean([each.usage.prompt_tokens for each in completed]),
+        "mean_output_tokens": _mean([each.usage.output_tokens for each in completed]),
     }
 
 
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """P50, P95 and P99 in milliseconds."""
+def latency(served: Sequence[Served]) -> Figures:
+    """From the arrival until the answer, and until its first token; of completed requests alone."""
+    completed = [each for each in served if each.completed]
+    return {
+        "total_ms": percentiles([each.total_s for each in completed]),
+        "ttft_ms": percentiles([each.ttft_s for each in completed]),
+    }
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
+    """P50, P95 and P99 in milliseconds; None of nothing."""
     ordered = [each * 1_000 for each in seconds]
-    cuts = statistics.quantiles(ordered * 2 if len(ordered) == 1 else ordered, n=100, method="inclusive")
+    if len(ordered) < 2:
+        return dict.fromkeys(("p50", "p95", "p99"), ordered[0] if ordered else None)
+    cuts = statistics.quantiles(ordered, n=100, method="inclusive")
     return {"p50": cuts[49], "p95": cuts[94], "p99": cuts[98]}
+
+
+def over(part: float | None, whole: float | None) -> float | None:
+    """The one over the other; None where either is missing, or there is nothing to compare with."""
+    return part / whole if part is not None and whole else None
+
+
+def _mean(values: Sequence[int]) -> float | None:
+    return statistics.fmean(values) if values else None
 
 
 def busy_share(served: Sequence[Served], until_s: float) -> float:
@@ -62,14 +90,15 @@ def busy_share(served: Sequence[Served], until_s: float) -> float:
 def capacity_per_s(served: Sequence[Served]) -> float:
     """Requests a second of a backlog while all cards were full: until its last was claimed.
 
-    Where fewer than half had ended by then, over all of its time.
+    Only completed ones count. Where fewer than half of these had ended by then, over all of its time.
     """
-    full_s = max(each.claimed_at for each in served)
-    if 2 * sum(each.ended_at <= full_s for each in served) < len(served):
-        full_s = max(each.ended_at for each in served)
-    return per_s(served, full_s)
+    completed = [each for each in served if each.completed]
+    full_s = max(each.claimed_at for each in completed)
+    if 2 * sum(each.ended_at <= full_s for each in completed) < len(completed):
+        full_s = max(each.ended_at for each in completed)
+    return per_s(completed, full_s)
 
 
 def per_s(served: Sequence[Served], until_s: float) -> float:
-    """Requests that ended in the first `until_s` seconds, a second."""
-    return sum(each.ended_at <= until_s for each in served) / until_s
+    """Requests that were completed in the first `until_s` seconds, a second."""
+    return sum(each.completed and each.ended_at <= until_s for each in served) / until_s

@@ -7,7 +7,7 @@ from jobs.domain.policies import Precision
 from trilane.bench import lanes_engines, lanes_plan
 from trilane.bench.lanes_load import Arrival
 from trilane.bench.lanes_replay import Served
-from trilane.bench.lanes_report import busy_share, per_s, percentiles
+from trilane.bench.lanes_report import busy_share, latency, over, per_s
 from trilane.bench.lanes_run import Card, Runs
 from workers.engines.sim_card import SharedCard
 
@@ -56,24 +56,18 @@ async def _compare(
     allowed_per_s = per_s(cold_alone, span_s) * free
     kept_per_s = per_s(cold_beside, until_s)
     return {
-        "hot_alone": _latency(alone),
-        "hot_beside_cold": _latency(hot_beside),
-        "hot_p99_ratio": _p99(hot_beside) / _p99(alone),
+        "hot_alone": latency(alone),
+        "hot_beside_cold": latency(hot_beside),
+        "hot_p99_ratio": over(_p99(hot_beside), _p99(alone)),
         "hot_per_s": len(hot) / span_s,
         "hot_free": free,
         "cold_alone_per_s": per_s(cold_alone, span_s),
         "cold_allowed_per_s": allowed_per_s,
         "cold_per_s": kept_per_s,
-        "cold_kept": kept_per_s / allowed_per_s if allowed_per_s else None,  # no time for a single one
+        "cold_kept": over(kept_per_s, allowed_per_s),  # None: no time for a single one
     }
 
 
-def _latency(served: Sequence[Served]) -> dict[str, Any]:
-    return {
-        "total_ms": percentiles([each.total_s for each in served]),
-        "ttft_ms": percentiles([each.ttft_s for each in served]),
-    }
-
-
-def _p99(served: Sequence[Served]) -> float:
-    return percentiles([each.total_s for each in served])["p99"]
+def _p99(served: Sequence[Served]) -> float | None:
+    p99: float | None = latency(served)["total_ms"]["p99"]
+    return p99

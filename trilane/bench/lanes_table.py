@@ -18,17 +18,29 @@ def tables(report: dict[str, Any]) -> Iterator[Table]:
 
 def notes(report: dict[str, Any]) -> Iterator[str]:
     """What the tables leave open."""
-    yield f"the single queue's capacity: {report['single_capacity_per_s']:.1f} requests/s"
+    tokens = ", ".join(
+        f"{kind} {_n(found['mean_prompt_tokens'])} + {_n(found['mean_output_tokens'])}"
+        for kind, found in report["rows"][0]["kinds"].items()
+    )
+    yield f"tokens of a request's prompt and answer, as the engine counted them: {tokens}"
+    yield f"the single queue's capacity: {report['single_capacity_per_s']:.2f} requests/s"
     for precision, plan in report["plans"].items():
         cards = plan["cards"]
         each = ", ".join(f"{cards.count(lanes)} x {lanes}" for lanes in dict.fromkeys(cards))
-        need = ", ".join(f"{lane} {n:.1f}" for lane, n in plan["need_cards"].items())
-        yield f"cards, {precision} precision: {each}; kept busy at the first load: {need}"
+        need = ", ".join(f"{lane} {n:.1f}" for lane, n in plan.get("need_cards", {}).items())
+        busy = f"; kept busy at the first load: {need}" if need else ""
+        yield f"cards, {precision} precision: {each}{busy}"
     ratio = report["ratio"]
     if "hot_alone_p99" in ratio:
         yield f"chat's P99 alone on all cards is {ratio['hot_alone_p99']:.2f} of the single queue's"
     if report["shared_card"]:
         yield report["shared_card"]["definition"]
+
+
+def failures(report: dict[str, Any]) -> Iterator[str]:
+    """What was not answered, and why."""
+    for failure in report["failures"]:
+        yield "FAILED {requests} of {stage}: {code}: {message}".format(**failure)
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -60,7 +72,11 @@ def _latency(report: dict[str, Any]) -> Table:
 def _cells(figures: dict[str, Any]) -> list[str]:
     total, ttft = figures["total_ms"], figures["ttft_ms"]
     times_ms = (total["p50"], total["p95"], total["p99"], ttft["p50"], ttft["p99"])
-    return [*(f"{ms:,.0f}" for ms in times_ms), f"{figures['attainment']:.0%}"]
+    return [*map(_n, times_ms), f"{figures['attainment']:.0%}"]
+
+
+def _n(value: float | None, form: str = ",.0f") -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _cards(report: dict[str, Any]) -> Table:
@@ -69,7 +85,7 @@ def _cards(report: dict[str, Any]) -> Table:
         table.add_row(
             _name(row),
             str(row["load"]),
-            f"{row['throughput_per_s']:.1f}",
+            f"{row['throughput_per_s']:.2f}",
             f"{row['output_tokens_per_s']:,.0f}",
             f"{row['makespan_s']:.1f}",
             f"{row['card_seconds_per_request']:.3f}",
@@ -91,10 +107,10 @@ def _shared(shared: dict[str, Any]) -> Table:
         if found := shared.get(key):
             table.add_row(
                 name,
-                *(f"{found[each]['total_ms']['p99']:,.0f}" for each in ("hot_alone", "hot_beside_cold")),
-                f"{found['hot_p99_ratio']:.2f}",
+                *(_n(found[each]["total_ms"]["p99"]) for each in ("hot_alone", "hot_beside_cold")),
+                _n(found["hot_p99_ratio"], ".2f"),
                 f"{found['cold_per_s']:.2f}",
                 f"{found['cold_allowed_per_s']:.2f}",
-                "-" if found["cold_kept"] is None else f"{found['cold_kept']:.0%}",
+                _n(found["cold_kept"], ".0%"),
             )
     return table

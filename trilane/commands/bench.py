@@ -1,7 +1,6 @@
 """`trilane bench`: measures the pipeline, an engine inside it, and the lanes."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,9 +109,11 @@ def engine(
     " each other.  [default: a made-up mix]",
 )
 @click.option(
-    "--requests", type=click.IntRange(2), help="How many of the load's.  [default: 1,000; real engines: 24]"
+    "--requests", type=click.IntRange(2), help="How many of the load's.  [default: 1,000; real engines: 12]"
 )
-@click.option("--cards", type=click.IntRange(1), help="Cards.  [default: 8; real engines: one a core]")
+@click.option(
+    "--cards", type=click.IntRange(1), help="Cards.  [default: 8; real engines: 2, vLLM on GPUs: 1]"
+)
 @click.option(
     "--load",
     "loads",
@@ -132,7 +133,7 @@ def engine(
 @click.option(
     "--shrink",
     type=click.IntRange(1),
-    help="Divide all lengths by this.  [default: 1; real engines: 16]",
+    help="Divide all lengths by this.  [default: 1; real engines: 32]",
 )
 @_json_option
 def lanes(
@@ -145,11 +146,16 @@ def lanes(
     shrink: int | None,
     path: Path | None,
 ) -> None:
-    """Measure one mixed load through one queue, and through three lanes on the same cards."""
-    from trilane.bench import lanes as measuring
-    from trilane.bench import lanes_table
+    """Measure one mixed load through one queue, and through three lanes on the same cards.
 
-    usual = (1_000, 8, 1) if engine == measuring.SIM else (24, os.cpu_count() or 1, 16)
+    Exits with 1 if an engine failed to answer a request; a missed target is only told.
+    """
+    from trilane.bench import lanes as measuring
+    from trilane.bench import lanes_engines, lanes_table
+    from workers.engines.vllm import EngineStartError
+
+    real = engine != measuring.SIM
+    usual = (12, lanes_engines.real_cards(engine), 32) if real else (1_000, 8, 1)
     with local.interruptible(), _progress() as watch:
         logging.configure("WARNING")
         try:
@@ -163,7 +169,7 @@ def lanes(
                 shrink=shrink or usual[2],
                 watch=watch,
             )
-        except (OSError, ValueError) as error:  # a file that is no trace; what the engine refuses
+        except (OSError, ValueError, EngineStartError) as error:  # no trace; what the engine refuses
             raise click.ClickException(str(error)) from None
     _write(path, report)
     *tables, last = lanes_table.tables(report)
@@ -173,16 +179,24 @@ def lanes(
     for note in lanes_table.notes(report):
         console.print(note, highlight=False)
     _print(last, report["targets"])
+    for failure in lanes_table.failures(report):
+        console.print(failure, highlight=False, markup=False)
+    sys.exit(bool(report["failures"]))
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int], Callable[[], None]]]:
-    """A bar on standard error, for one stage after another; see `trilane.bench.lanes_run.Watch`."""
+    """One stage after another on standard error, a bar on a terminal, elsewhere a line each.
+
+    See `trilane.bench.lanes_run.Watch`.
+    """
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("")
 
         def stage(name: str, total: int) -> Callable[[], None]:
             progress.reset(bar, description=name, total=total or None)
+            if not progress.console.is_terminal:
+                _say(f"{name} ({total})" if total else name)
             return partial(progress.advance, bar)
 
         yield stage
