@@ -158,8 +158,9 @@ class Hub:
                     self._subscribed.add(job_id)
                     self._tell(job_id, Signal.LOOK)
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            while not following.done():  # redis-py swallows a cancellation that comes while it sends
+                following.cancel()
+                await asyncio.wait([following], timeout=_PAUSE_S)
 
     async def _follow(self, pubsub: Any) -> None:
         """Subscribe to what is listened to and not subscribed, and the other way round, in one go each."""

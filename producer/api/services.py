@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
@@ -46,6 +46,7 @@ class Services:
         # As many threads as connections: what waits for the database waits here, on no thread.
         self._threads = ThreadPoolExecutor(settings.api.db_threads, thread_name_prefix="api-db")
         self._long = asyncio.Semaphore(LONG_CALLS)
+        self._later = set[asyncio.Task[None]]()
 
     async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`call(...)`, which asks the database, in one of the bounded threads.
@@ -76,8 +77,23 @@ class Services:
 
         return await self.run(transaction)
 
+    def later(
+        self, pause_s: float, call: Callable[P, Awaitable[None]], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Await `call(...)` after a pause, beside the requests; it is dropped when the API stops."""
+
+        async def wait() -> None:
+            await asyncio.sleep(pause_s)
+            await call(*args, **kwargs)
+
+        task = asyncio.create_task(wait())
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
     async def close(self) -> None:
         """Let running calls end, then close the connections."""
+        for task in self._later:
+            task.cancel()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
         self.engine.dispose()
         self.announcer.close()

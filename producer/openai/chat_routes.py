@@ -51,7 +51,7 @@ async def create_chat_completion(
     asked = chat_form.parse(body)
     idempotency = Idempotency.of(idempotency_key, f"POST {ROUTE}", body)
     job = await _accept(request, services, tenant, asked, idempotency)
-    waiting = _Waiting(services, tenant, job, goes_on=idempotency is not None)
+    waiting = _Waiting(services, job, goes_on=idempotency is not None)
     if asked.stream:
         return EventStream(waiting.chunks(asked.usage_at_the_end), waiting.left)
     try:
@@ -82,13 +82,13 @@ async def _accept(
 class _Waiting:
     """A client that waits for a job's end. `goes_on`: the job does without the client, too."""
 
-    def __init__(self, services: Services, tenant: Tenant, job: Job, *, goes_on: bool) -> None:
-        self._services, self._tenant, self._job, self._goes_on = services, tenant, job, goes_on
+    def __init__(self, services: Services, job: Job, *, goes_on: bool) -> None:
+        self._services, self._job, self._goes_on = services, job, goes_on
         self._ended = False
 
     async def answer(self) -> JSONResponse:
         """The completion. Raises `JobEnded` where there is none."""
-        detail = (await end_of(self._services, self._tenant.id, self._job.id)).detail
+        detail = (await end_of(self._services, self._job)).detail
         self._ended = True
         if detail is None or detail.result is None:
             raise failure(detail)
@@ -98,7 +98,7 @@ class _Waiting:
         """The completion piece by piece, as it is sent."""
         chunks = Chunks(self._job, usage_at_the_end=usage_at_the_end)
         yield chunks.begin()
-        async with aclosing(follow(self._services, self._tenant.id, self._job.id)) as following:
+        async with aclosing(follow(self._services, self._job)) as following:
             async for progress in following:
                 self._ended = isinstance(progress, Ended)
                 for chunk in chunks.of(progress):

@@ -15,13 +15,16 @@ from starlette.types import Receive, Scope, Send
 
 from jobs.broker import Announcer
 from jobs.domain.jobs import Job
+from jobs.store.engine import is_away
 from producer.api.services import Services
 from producer.refusals import Refusal
 
 T = TypeVar("T")
+_Move = Callable[[Engine, Announcer, uuid.UUID, uuid.UUID], object]
 log = structlog.get_logger()
 
 HEARTBEAT = b": still here\n\n"
+_AWAY_PAUSE_S = 2.0
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -64,16 +67,20 @@ class EventStream(StreamingResponse):
             await self._left()
 
 
-async def give_up(
-    services: Services, move: Callable[[Engine, Announcer, uuid.UUID, uuid.UUID], object], job: Job
-) -> None:
-    """Carry out the move of a job that nobody waits for any more; one that has ended is left as it is."""
+async def give_up(services: Services, move: _Move, job: Job, *, again: bool = False) -> None:
+    """Carry out the move of a job that nobody waits for any more; one that has ended is left as it is.
+
+    While the database is away it is tried `again` and again beside the requests, until the API stops.
+    """
+    run = services.run_long if again else services.run  # what is left behind takes no threads from the rest
     try:
-        await services.run(move, services.engine, services.announcer, job.tenant_id, job.id)
+        await run(move, services.engine, services.announcer, job.tenant_id, job.id)
     except Refusal:
         log.debug("client.left_an_ended_job", job_id=str(job.id))
     except SQLAlchemyError as error:
         log.warning("client.job_not_ended", job_id=str(job.id), error=type(error).__name__)
+        if is_away(error):
+            services.later(_AWAY_PAUSE_S, give_up, services, move, job, again=True)
 
 
 def sse(data: Mapping[str, Any], event: str | None = None) -> bytes:

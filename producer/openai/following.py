@@ -1,6 +1,5 @@
 """Follows a job's text from its beginning: live from Redis, and from the stored answer once it has ended."""
 
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -9,11 +8,10 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from jobs import live
-from jobs.domain.jobs import Status
+from jobs.domain.jobs import Job, Status
 from jobs.live import Event, LiveEvent
 from jobs.store import reads
 from jobs.store.reads import JobDetail
-from producer import moves
 from producer.api.hub import Signal
 from producer.api.services import Services
 from producer.refusals import Code, Refusal
@@ -63,22 +61,19 @@ class Ended:
 Progress = Running | Piece | Quiet | Closing | Ended
 
 
-async def follow(
-    services: Services, tenant_id: uuid.UUID, job_id: uuid.UUID
-) -> AsyncGenerator[Progress, None]:
-    """The job's progress from its beginning until it has ended, whatever its state now.
+async def follow(services: Services, job: Job) -> AsyncGenerator[Progress, None]:
+    """The job's progress from its beginning until it has ended, whatever its state, which `job` showed.
 
     Pieces of one attempt follow each other without a gap or an overlap. Pieces of a later attempt begin at 0
-    again. Raises `Refusal` where the tenant has no such job.
+    again. A database that is away is waited for.
     """
-    job = (await services.transact(moves.found, tenant_id, job_id)).job
     text = _Text(job.attempt + (job.status is Status.QUEUED))
     ended = job.status.terminal
     if job.status is Status.RUNNING:
         yield Running(job.attempt)
-    async with services.hub.listening(str(job_id)) as listener:
+    async with services.hub.listening(str(job.id)) as listener:
         while True:
-            if ended and (end := await _end(services, tenant_id, job_id, text)) is not None:
+            if ended and (end := await _end(services, job, text)) is not None:
                 for progress in end:
                     yield progress
                 return
@@ -92,7 +87,7 @@ async def follow(
             events = (
                 [item]
                 if isinstance(item, Event)
-                else await services.hub.backlog(str(job_id), text.last_id, listener)
+                else await services.hub.backlog(str(job.id), text.last_id, listener)
             )
             for progress in text.take(events):
                 yield progress
@@ -100,9 +95,9 @@ async def follow(
             ended = item is Signal.LOOK or live.ENDED in events
 
 
-async def end_of(services: Services, tenant_id: uuid.UUID, job_id: uuid.UUID) -> Ended:
-    """How the job ends, once it has. Raises `Refusal` where there is none, or the API stops before."""
-    async with aclosing(follow(services, tenant_id, job_id)) as progress:
+async def end_of(services: Services, job: Job) -> Ended:
+    """How the job ends, once it has. Raises `Refusal` where the API stops before."""
+    async with aclosing(follow(services, job)) as progress:
         async for one in progress:
             if isinstance(one, Ended):
                 return one
@@ -149,14 +144,12 @@ class _Text:
         return Piece(self.attempt, start, piece)
 
 
-async def _end(
-    services: Services, tenant_id: uuid.UUID, job_id: uuid.UUID, text: _Text
-) -> list[Progress] | None:
+async def _end(services: Services, job: Job, text: _Text) -> list[Progress] | None:
     """The rest of the answer and the end; None where the job goes on after all, or nobody can tell now."""
     try:
-        detail = await services.transact(reads.detail, tenant_id, job_id)
+        detail = await services.transact(reads.detail, job.tenant_id, job.id)
     except SQLAlchemyError as error:
-        log.warning("stream.end_delayed", job_id=str(job_id), error=type(error).__name__)
+        log.warning("stream.end_delayed", job_id=str(job.id), error=type(error).__name__)
         return None
     if detail is None or detail.erased:
         return [Ended(None, text.attempt)]

@@ -105,19 +105,18 @@ class _Waiting:
 
     async def end(self) -> ResponseView:
         """The response as it ended. Raises `Refusal` where it was deleted meanwhile."""
-        asked = self._response.asked
-        detail = (await end_of(self._services, asked.tenant_id, asked.job_id)).detail
+        detail = (await end_of(self._services, self._response.detail.job)).detail
         if detail is None:
             raise responses.not_found()
         self._ended = True
-        return ResponseView.of(asked, detail)
+        return ResponseView.of(self._response.asked, detail)
 
     async def events(self, after: int | None) -> AsyncGenerator[bytes, None]:
         """The events behind the one of the number `after`, as they are sent."""
-        asked = self._response.asked
-        events = Events(asked, self._response.detail.job, after)
+        job = self._response.detail.job
+        events = Events(self._response.asked, job, after)
         yield _sent(events.begin())
-        async with aclosing(follow(self._services, asked.tenant_id, asked.job_id)) as following:
+        async with aclosing(follow(self._services, job)) as following:
             async for progress in following:
                 if isinstance(progress, Quiet):
                     yield HEARTBEAT
