@@ -14,7 +14,7 @@ from jobs.domain.jobs import Move, NewJob, Webhook, new_id
 from jobs.domain.lanes import LANES, Kind
 from jobs.domain.latency import LatencyRecord
 from jobs.domain.outcomes import FinishReason, Usage
-from jobs.store import claims, deliveries, feed, intake, lanes, moves, reads, records, sweeps
+from jobs.store import claims, deliveries, feed, intake, job_deliveries, lanes, moves, reads, records, sweeps
 from jobs.store.deliveries import AttemptResult
 from jobs.store.reads import Filter
 from jobs.store.records import Answer, Ending
@@ -139,7 +139,7 @@ def _webhooks(sample: Sample) -> Iterator[Hot]:
     )
     yield Hot("deliveries.settle", FEW, lambda c: deliveries.settle(c, ended))
     yield Hot("deliveries.figures", HUNG + WINDOW, deliveries.figures)
-    yield Hot("deliveries.of_job", FEW, lambda c: deliveries.of_job(c, sample.told[0]))
+    yield Hot("job_deliveries.of_job", FEW, lambda c: job_deliveries.of_job(c, sample.told[0]))
 
 
 def _reads(sample: Sample) -> Iterator[Hot]:

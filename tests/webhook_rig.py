@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from jobs import targets
 from jobs.domain.jobs import Webhook
 from jobs.settings import Settings
-from jobs.store import deliveries, intake, moves
+from jobs.store import intake, job_deliveries, moves
 from jobs.targets import Resolve
 from tests.conftest import JobMaker
 from tests.waiting import until
@@ -202,7 +202,7 @@ class Rig:
         """All deliveries, oldest first."""
         with self.engine.begin() as connection:
             jobs = connection.execute(text("SELECT DISTINCT job_id FROM webhook_deliveries")).scalars().all()
-            found = [(job, one) for job in jobs for one in deliveries.of_job(connection, job)]
+            found = [(job, one) for job in jobs for one in job_deliveries.of_job(connection, job)]
         return sorted((_stored(job, one) for job, one in found), key=lambda one: one.id)
 
     def attempted(self) -> Stored:

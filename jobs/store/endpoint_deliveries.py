@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from jobs.domain.jobs import least_id
-from jobs.store import deliveries
 from jobs.store.endpoints import Endpoint
+from jobs.store.job_deliveries import shown
 from jobs.targets import receiver_of
 
 
@@ -22,7 +22,7 @@ def listing(
     status: str | None = None,
 ) -> list[dict[str, Any]]:
     """Deliveries to an endpoint with their attempts, newest first, from behind the id `after`."""
-    return deliveries.shown(
+    return shown(
         connection,
         """
         endpoint_id = :endpoint_id AND (CAST(:after AS uuid) IS NULL OR id < :after)
@@ -34,7 +34,7 @@ def listing(
 
 def one(connection: Connection, endpoint_id: uuid.UUID, delivery_id: uuid.UUID) -> dict[str, Any] | None:
     """A delivery to an endpoint with its attempts, or None."""
-    found = deliveries.shown(
+    found = shown(
         connection, "endpoint_id = :endpoint_id AND id = :id", {"endpoint_id": endpoint_id, "id": delivery_id}
     )
     return found[0] if found else None

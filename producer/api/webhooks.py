@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from jobs.store import deliveries
+from jobs.store import job_deliveries
 from producer import moves
 from producer.api.auth import CurrentTenant
 from producer.api.errors import responses
@@ -65,14 +65,14 @@ async def redeliver(job_id: str, delivery_id: str, tenant: CurrentTenant, servic
 
 def _deliveries(connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID) -> DeliveryList:
     moves.found(connection, tenant_id, job_id)
-    return DeliveryList.model_validate({"data": deliveries.of_job(connection, job_id)})
+    return DeliveryList.model_validate({"data": job_deliveries.of_job(connection, job_id)})
 
 
 def _redeliver(
     connection: Connection, tenant_id: uuid.UUID, job_id: uuid.UUID, delivery_id: str
 ) -> DeliveryView:
     ours = {str(delivery.id) for delivery in _deliveries(connection, tenant_id, job_id).data}
-    if delivery_id not in ours or not deliveries.redeliver(connection, job_id, uuid.UUID(delivery_id)):
+    if delivery_id not in ours or not job_deliveries.redeliver(connection, job_id, uuid.UUID(delivery_id)):
         raise Refusal(Code.DELIVERY_NOT_FOUND, "The job has no such delivery")
     now = _deliveries(connection, tenant_id, job_id).data
     return next(delivery for delivery in now if str(delivery.id) == delivery_id)

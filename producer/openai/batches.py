@@ -123,16 +123,6 @@ class BatchView(BaseModel):
         )
 
 
-class BatchList(BaseModel):
-    """One page of batches, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[BatchView]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 def _usage(usage: Mapping[str, int] | None) -> Mapping[str, Any] | None:
     if usage is None:
         return None

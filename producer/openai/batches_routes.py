@@ -4,7 +4,7 @@ import uuid
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from sqlalchemy import Connection
 
 from jobs.domain import openai_ids
@@ -16,8 +16,9 @@ from producer.api import bounded
 from producer.api.auth import CurrentTenant
 from producer.api.errors import responses
 from producer.api.services import Shared
-from producer.openai.batches import WINDOWS_S, BatchList, BatchView, CreateBatch, not_found
+from producer.openai.batches import WINDOWS_S, BatchView, CreateBatch, not_found
 from producer.openai.files import not_found as no_such_file
+from producer.openai.pages import Listing, Page
 from producer.prepare import Idempotency
 from producer.refusals import Code, Refusal
 from producer.request import decode, refusal_of
@@ -101,29 +102,14 @@ def _new(
     )
 
 
-class Listing(BaseModel):
-    """Which batches a list shows."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    after: str | None = Field(default=None, description="`last_id` of the page before.")
-    limit: int = Field(default=20, ge=1, le=100)
-
-
 @router.get("/v1/batches", responses=responses(404, 422))
 async def list_batches(
     query: Annotated[Listing, Query()], tenant: CurrentTenant, services: Shared
-) -> BatchList:
+) -> Page[BatchView]:
     """The tenant's batches, newest first."""
     after = _own(query.after) if query.after else None
     found = await services.transact(store.listing, tenant.id, query.limit + 1, after)
-    page = [BatchView.of(batch) for batch in found[: query.limit]]
-    return BatchList(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=len(found) > len(page),
-    )
+    return Page[BatchView].of([BatchView.of(batch) for batch in found], query.limit)
 
 
 @router.get("/v1/batches/{batch_id}", responses=responses(404))

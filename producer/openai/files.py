@@ -45,16 +45,6 @@ class FileView(BaseModel):
         )
 
 
-class FileList(BaseModel):
-    """One page of files."""
-
-    object: Literal["list"] = "list"
-    data: list[FileView]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 class DeletedFile(BaseModel):
     """A file that is no more."""
 

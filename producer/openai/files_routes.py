@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection, Engine
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -22,12 +22,12 @@ from producer.api.services import Services, Shared
 from producer.openai.files import (
     MAX_FILE_BYTES,
     DeletedFile,
-    FileList,
     FileView,
     Upload,
     not_found,
     upload_of,
 )
+from producer.openai.pages import Listing, Page
 from producer.refusals import Code, Refusal
 
 router = APIRouter(tags=["files"])
@@ -86,19 +86,18 @@ def _store(engine: Engine, tenant: Tenant, upload: Upload) -> File:
         return writer.close()
 
 
-class Listing(BaseModel):
+class Files(Listing):
     """Which files a list shows."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    after: str | None = Field(default=None, description="`last_id` of the page before.")
     limit: int = Field(default=10_000, ge=1, le=10_000)
     order: Literal["asc", "desc"] = Field(default="desc", description="By time of creation.")
     purpose: str | None = None
 
 
 @router.get("/v1/files", responses=responses(404, 422))
-async def list_files(query: Annotated[Listing, Query()], tenant: CurrentTenant, services: Shared) -> FileList:
+async def list_files(
+    query: Annotated[Files, Query()], tenant: CurrentTenant, services: Shared
+) -> Page[FileView]:
     """The tenant's files."""
     found = await services.transact(
         store.listing,
@@ -108,13 +107,7 @@ async def list_files(query: Annotated[Listing, Query()], tenant: CurrentTenant, 
         purpose=query.purpose,
         newest_first=query.order == "desc",
     )
-    page = [FileView.of(file) for file in found[: query.limit]]
-    return FileList(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=len(found) > len(page),
-    )
+    return Page[FileView].of([FileView.of(file) for file in found], query.limit)
 
 
 @router.get("/v1/files/{file_id}", responses=responses(404))

@@ -1,7 +1,7 @@
 """The routes of responses: create, retrieve, cancel, delete, and the items of the input."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,7 @@ from producer.api.services import Services, Shared
 from producer.openai import responses
 from producer.openai.clients import HEARTBEAT, EventStream, give_up, sse, unless_gone
 from producer.openai.following import Quiet, end_of, follow
+from producer.openai.pages import Listing, Page
 from producer.openai.responses import Found
 from producer.openai.responses_events import Event, Events
 from producer.openai.responses_form import CreateResponse, Included, asks_for_nothing, parse
@@ -199,31 +200,17 @@ async def delete_response(response_id: str, tenant: CurrentTenant, services: Sha
     return DeletedResponse(id=response_id)
 
 
-class ItemsWanted(BaseModel):
+class ItemsWanted(Listing):
     """Which items a list shows."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    after: str | None = Field(default=None, description="`last_id` of the page before.")
-    limit: int = Field(default=20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
     include: Included = Field(default=[], alias="include[]")
-
-
-class ItemList(BaseModel):
-    """One page of items."""
-
-    object: Literal["list"] = "list"
-    data: Sequence[InputItem | OutputMessage]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 @router.get("/v1/responses/{response_id}/input_items", responses=errors(400, 404))
 async def list_input_items(
     response_id: str, query: Annotated[ItemsWanted, Query()], tenant: CurrentTenant, services: Shared
-) -> ItemList:
+) -> Page[InputItem | OutputMessage]:
     """The conversation that a response answers, earlier responses included, instructions not."""
     response = await services.transact(responses.kept, tenant.id, response_id)
     items = items_of(response.asked, response.detail.job)
@@ -233,10 +220,4 @@ async def list_input_items(
     if query.after is not None and query.after not in places:
         raise Refusal(Code.NOT_FOUND, "No such item", field="after")
     start = places[query.after] + 1 if query.after is not None else 0
-    page = items[start : start + query.limit]
-    return ItemList(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=start + len(page) < len(items),
-    )
+    return Page[InputItem | OutputMessage].of(items[start:], query.limit)

@@ -73,15 +73,6 @@ class Redelivery(_Form):
     )
 
 
-class Listing(BaseModel):
-    """Which part of a list is shown."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    after: str | None = Field(default=None, description="`last_id` of the page before.")
-    limit: int = Field(default=20, ge=1, le=100)
-
-
 class EndpointView(BaseModel):
     """An endpoint. Its secret is shown once, when it is new."""
 
@@ -124,16 +115,6 @@ class EndpointWithSecret(EndpointView):
     signing_secret: str = Field(repr=False)
 
 
-class EndpointList(BaseModel):
-    """One page of endpoints."""
-
-    object: Literal["list"] = "list"
-    data: list[EndpointView]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
 class DeletedEndpoint(BaseModel):
     """An endpoint that is no more."""
 
@@ -170,16 +151,6 @@ class EndpointDelivery(DeliveryView):
         own = row["job_id"] or row["batch_id"]
         data_id = openai_ids.shown(EndpointEvent(row["event"]).prefix, own) if own else None
         return cls.model_validate({**row, "data_id": data_id})
-
-
-class EndpointDeliveries(BaseModel):
-    """One page of an endpoint's deliveries, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[EndpointDelivery]
-    first_id: uuid.UUID | None
-    last_id: uuid.UUID | None
-    has_more: bool
 
 
 class Redelivered(BaseModel):

@@ -14,10 +14,9 @@ from producer.api.auth import CurrentTenant
 from producer.api.errors import responses
 from producer.api.services import Shared
 from producer.openai.json_bodies import read, takes
+from producer.openai.pages import Listing, Page
 from producer.openai.webhook_endpoints import (
-    EndpointDeliveries,
     EndpointDelivery,
-    Listing,
     Redelivered,
     Redelivery,
     found,
@@ -39,19 +38,13 @@ async def webhook_endpoint_deliveries(
     query: Annotated[DeliveryListing, Query()],
     tenant: CurrentTenant,
     services: Shared,
-) -> EndpointDeliveries:
+) -> Page[EndpointDelivery]:
     """What was sent to an endpoint, with each attempt; newest first."""
     after = _delivery_id(query.after) if query.after else None
     deliveries = await services.transact(
         _deliveries, tenant.id, webhook_endpoint_id, query.limit + 1, after, query.status
     )
-    page = deliveries[: query.limit]
-    return EndpointDeliveries(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=len(deliveries) > len(page),
-    )
+    return Page[EndpointDelivery].of(deliveries, query.limit)
 
 
 def _deliveries(

@@ -15,15 +15,14 @@ from producer.api.auth import CurrentTenant
 from producer.api.errors import responses
 from producer.api.services import Shared
 from producer.openai.json_bodies import read, takes
+from producer.openai.pages import Listing, Page
 from producer.openai.webhook_endpoints import (
     MOST_ENDPOINTS,
     CreateEndpoint,
     DeletedEndpoint,
-    EndpointList,
     EndpointView,
     EndpointWithSecret,
     EventTypeList,
-    Listing,
     RotateSecret,
     SampleAnswer,
     SendSample,
@@ -72,17 +71,11 @@ async def create_webhook_endpoint(
 @router.get("/v1/webhook_endpoints", responses=responses(404, 422))
 async def list_webhook_endpoints(
     query: Annotated[Listing, Query()], tenant: CurrentTenant, services: Shared
-) -> EndpointList:
+) -> Page[EndpointView]:
     """The tenant's endpoints, newest first."""
     after = own_id(query.after) if query.after else None
     endpoints = await services.transact(store.listing, tenant.id, query.limit + 1, after)
-    page = [EndpointView.of(endpoint) for endpoint in endpoints[: query.limit]]
-    return EndpointList(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=len(endpoints) > len(page),
-    )
+    return Page[EndpointView].of([EndpointView.of(endpoint) for endpoint in endpoints], query.limit)
 
 
 @router.get("/v1/webhook_endpoints/{webhook_endpoint_id}", responses=responses(404))

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from jobs.domain import clock
 from jobs.secrets import Vault, new_signing_secret
 from jobs.settings import Settings, SettingsError
-from jobs.store import deliveries, tenants
+from jobs.store import job_deliveries, tenants
 from tests.conftest import SECRET_KEY, JobMaker, Servers
 from tests.waiting import until
 from tests.webhook_rig import EVENT, WAIT_S, Exchange, Rig, answer, answer_late, hang
@@ -107,7 +107,7 @@ def test_a_receiver_that_is_gone_gets_nothing_more_until_a_redelivery(rig: Rig) 
     assert "gone" in later.errors[0]
     assert len(receiver.ids) == 1
     with rig.engine.begin() as connection:
-        assert deliveries.redeliver(connection, first.job_id, first.id)
+        assert job_deliveries.redeliver(connection, first.job_id, first.id)
     rig.notify(receiver.url)
     sender.wake()
     newest = rig.ended(3)[2]
