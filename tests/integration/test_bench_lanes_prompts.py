@@ -31,7 +31,7 @@ async def counted(lengths: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     engine = engines.make({"hot": lanes_plan.policies(Precision.FP16)["hot"]}, 0)
     await engine.start()
     try:
-        prompts = await engines.prompts.measured(engine)
+        prompts = await engines.prompts.measured(engine, 2)
         found = [
             await usage(engine, prompts, *each) for each in ((n, *each) for n, each in enumerate(lengths))
         ]

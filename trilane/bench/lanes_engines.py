@@ -47,7 +47,7 @@ def simulated(
     policy = _policy(lanes)
     profile = replace(
         A100_INT8 if policy.precision is Precision.INT8 else A100_FP16,
-        slots=_slots(lanes),
+        slots=places(lanes),
         max_model_len=_model_len(lanes),
         max_batched_tokens=policy.batched_tokens,
         long_prefill_tokens=policy.long_prefill_tokens,
@@ -59,6 +59,11 @@ def simulated(
 
 
 SIMULATED = Engines(simulated, Prompts(), measured=False)
+
+
+def places(lanes: Lanes) -> int:
+    """How many requests of these lanes are in their engine at most."""
+    return max(policy.most_limit for policy in lanes.values())
 
 
 def real_cards(name: str) -> int:
@@ -77,7 +82,7 @@ def real(name: str, settings: Settings, longest: int, cards: int) -> Engines:
     def make(lanes: Lanes, card: int) -> Engine:
         config = registry.EngineConfig(
             settings.model,
-            slots=_slots(lanes),
+            slots=places(lanes),
             max_model_len=min(_model_len(lanes), longest + TEMPLATE_TOKENS),
             model_path=engine.model_path,
             threads=engine.threads or 1,
@@ -118,10 +123,6 @@ def _control_tokens(name: str, engine: EngineSettings) -> tuple[int, ...]:
 
 def _policy(lanes: Lanes) -> EnginePolicy:
     return next(iter(lanes.values())).engine
-
-
-def _slots(lanes: Lanes) -> int:
-    return max(policy.most_limit for policy in lanes.values())
 
 
 def _model_len(lanes: Lanes) -> int:

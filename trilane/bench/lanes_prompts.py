@@ -1,5 +1,6 @@
 """The requests of the lanes' benchmark as an engine gets them: prompts and answers of given lengths."""
 
+import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from jobs.domain.tokens import estimate
 from workers.engines.seam import Engine
 
 _FILLER = "four"  # one token by Trilane's estimate, and in SmolLM2's vocabulary
-_PROBES = (8, 136)  # fillers
+_PROBES = (1, 65)  # fillers
 _PROBE_NUMBER = 9_999_999  # of no request
 
 
@@ -41,9 +42,10 @@ class Prompts:
             sampling = replace(sampling, logit_bias=dict.fromkeys(map(str, self.unwanted), -100.0))
         return _filled(number, fillers), sampling
 
-    async def measured(self, engine: Engine) -> "Prompts":
-        """The same by what this engine counts. Raises `Refused`."""
-        few, many = [await _count(engine, fillers) for fillers in _PROBES]
+    async def measured(self, engine: Engine, places: int) -> "Prompts":
+        """The same by what this engine counts, and the frame cached in all its places. Raises `Refused`."""
+        few, *_ = await asyncio.gather(*(_count(engine, _PROBES[0]) for _ in range(places)))
+        many = await _count(engine, _PROBES[1])
         filler_tokens = (many - few) / (_PROBES[1] - _PROBES[0])
         return replace(self, frame_tokens=few - filler_tokens * _PROBES[0], filler_tokens=filler_tokens)
 

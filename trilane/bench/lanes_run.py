@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from trilane.bench import lanes_engines
 from trilane.bench.lanes_engines import Engines
 from trilane.bench.lanes_load import Arrival
 from trilane.bench.lanes_plan import SINGLE, Lanes
@@ -40,10 +41,10 @@ class Runs:
         """These cards with their engines started; they are stopped at the end. Raises as the engines do."""
         started = self._watch("starting engines", len(cards))
         try:
-            for _, engine in cards:
+            for lanes, engine in cards:
                 await engine.start()
                 if self._engines.measured:
-                    self._prompts = await self._prompts.measured(engine)
+                    self._prompts = await self._prompts.measured(engine, lanes_engines.places(lanes))
                 started()
             yield cards
         finally:
