@@ -79,9 +79,7 @@ class Preparer:
             raise _refusal(error) from None
         if checked.webhook:
             self._check_target(checked.webhook.url)
-        prompt = self._prompt(checked)
-        prompt_tokens = prompt.model.counter.count(prompt.messages)
-        return self._job(tenant, checked, clock.now(), prompt, prompt_tokens, idempotency)
+        return self.job(tenant, checked, *self.counted(checked), idempotency)
 
     def many(self, tenant: Tenant, requests: Sequence[Request | Mapping[str, Any]]) -> list[NewJob]:
         """The jobs of many requests. Raises `Refusal`; its field begins with the request's position."""
@@ -99,7 +97,7 @@ class Preparer:
 
     def each(self, tenant: Tenant, requests: Sequence[Request]) -> list[NewJob | Refusal]:
         """The job of each request, or why there is none; the tokens of all are counted at once."""
-        now, targets_seen = clock.now(), set[str]()
+        targets_seen = set[str]()
         prompts = [_tried(self._prompt, request) for request in requests]
         counts = served.counts([prompt for prompt in prompts if not isinstance(prompt, Refusal)])
 
@@ -108,25 +106,28 @@ class Preparer:
             if request.webhook and request.webhook.url not in targets_seen:
                 self._check_target(request.webhook.url)
                 targets_seen.add(request.webhook.url)
-            return self._job(tenant, request, now, prompt, prompt_tokens)
+            return self.job(tenant, request, prompt, prompt_tokens)
 
         return [
             prompt if isinstance(prompt, Refusal) else _tried(job, request, prompt)
             for request, prompt in zip(requests, prompts, strict=True)
         ]
 
-    def _prompt(self, request: Request) -> Prompt:
-        return Prompt(self.models.find(request.model), _messages(request, self._settings.api.max_messages))
+    def counted(self, request: Request) -> tuple[Prompt, int]:
+        """The prompt of a request, and its tokens. Raises `Refusal`."""
+        prompt = self._prompt(request)
+        return prompt, prompt.model.counter.count(prompt.messages)
 
-    def _job(
+    def job(
         self,
         tenant: Tenant,
         request: Request,
-        now: datetime,
         prompt: Prompt,
         prompt_tokens: int,
         idempotency: Idempotency | None = None,
     ) -> NewJob:
+        """The job of a request whose prompt is counted, its webhook's host checked. Raises `Refusal`."""
+        now = clock.now()
         sampling, model, messages = _sampling(request), prompt.model, prompt.messages
         lane, note = model.router.route(request, sampling, messages, prompt_tokens)
         deadline = now + timedelta(seconds=request.deadline_s or model.lanes[lane].deadline_s)
@@ -149,6 +150,9 @@ class Preparer:
             idempotency_key=idempotency.key if idempotency else None,
             payload_hash=idempotency.payload_hash if idempotency else None,
         )
+
+    def _prompt(self, request: Request) -> Prompt:
+        return Prompt(self.models.find(request.model), _messages(request, self._settings.api.max_messages))
 
     def _check_target(self, url: str) -> None:
         try:

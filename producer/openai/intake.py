@@ -27,11 +27,13 @@ def prepare(
     A prompt that is too long for the tier's lane goes to the first slower one that it fits.
     """
     wished = lane_of(tier)
+    prompt, prompt_tokens = preparer.counted(request)
     refused: Refusal | None = None
-    for lane in _from(wished, preparer.models.find(request.model).lanes):
+    for lane in _from(wished, prompt.model.lanes):
         asked = request.model_copy(update={"lane": lane, "kind": KIND_OF_LANE[wished]})
         try:
-            return replace(preparer.one(tenant, asked, idempotency), surface=surface)
+            job = preparer.job(tenant, asked, prompt, prompt_tokens, idempotency)
+            return replace(job, surface=surface)
         except Refusal as refusal:
             if refusal.code is not Code.PROMPT_TOO_LONG:
                 raise
