@@ -1,6 +1,7 @@
 """What a tenant may do with responses: create, follow, cancel, delete them, and go on from them."""
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -9,6 +10,7 @@ from sqlalchemy import Connection, Engine
 from jobs.broker import Announcer
 from jobs.domain import openai_ids
 from jobs.domain.jobs import Job, NewJob, Surface
+from jobs.domain.lanes import Kind
 from jobs.domain.openai_ids import Prefix
 from jobs.domain.requests import Message, Role
 from jobs.store import reads
@@ -18,11 +20,12 @@ from jobs.store.responses import Asked
 from jobs.store.tenants import Tenant
 from producer import moves
 from producer.openai import intake
-from producer.openai.responses_form import CreateResponse
-from producer.openai.responses_translation import renamed, request_of
+from producer.openai.responses_form import CreateResponse, InputToCount
+from producer.openai.responses_translation import messages_of, renamed, request_of
 from producer.openai.responses_views import WHOLE, conversation
 from producer.prepare import Idempotency, Preparer
 from producer.refusals import Code, Refusal
+from producer.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,19 @@ def prepare(
         dropped_tokens=dropped,
     )
     return job, asked
+
+
+def count(preparer: Preparer, form: InputToCount, before: Sequence[Message]) -> int:
+    """The tokens of the input that follows `before`, as truncation leaves it. Raises `Refusal`."""
+    messages = messages_of(form, before)
+    request = Request(kind=Kind.TICKET, model=form.model, messages=messages, windows=False)
+    try:
+        if form.truncation == "auto":
+            request, _ = intake.truncated(preparer, request, None)
+        _, tokens = preparer.counted(request)
+    except Refusal as refusal:
+        raise renamed(refusal) from None
+    return tokens
 
 
 def cancel(engine: Engine, announcer: Announcer, tenant_id: uuid.UUID, response_id: str) -> Found:

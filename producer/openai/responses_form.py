@@ -159,17 +159,35 @@ class StreamOptions(_Form):
     include_obfuscation: Unsupported = None
 
 
-class CreateResponse(_Form):
-    """A request for one response. What is not supported is refused by name, unknown fields too."""
+Input = Annotated[
+    list[InputMessage],
+    Field(min_length=1),
+    BeforeValidator(_messages, json_schema_input_type=str | list[InputMessage]),
+]
+
+
+class InputToCount(_Form):
+    """What decides how many tokens a response's input has; all else is refused."""
 
     model: Text | None = Field(default=None, description="By default the model that is served.")
-    input: Annotated[
-        list[InputMessage],
-        Field(min_length=1),
-        BeforeValidator(_messages, json_schema_input_type=str | list[InputMessage]),
-    ]
+    input: Input | None = None
     instructions: Text | None = None
     previous_response_id: Text | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    parallel_tool_calls: bool | None = None
+    tool_choice: Annotated[Any, AfterValidator(_choice), WithJsonSchema({"enum": ["auto", "none"]})] = "auto"
+
+    conversation: Unsupported = None
+    personality: Unsupported = None
+    reasoning: Unsupported = None
+    tools: Unsupported = None
+
+
+class CreateResponse(InputToCount):
+    """A request for one response. What is not supported is refused by name, unknown fields too."""
+
+    input: Input
     background: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -180,27 +198,20 @@ class CreateResponse(_Form):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     include: Included | None = None
-    text: TextOptions | None = None
-    truncation: Literal["auto", "disabled"] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
-    parallel_tool_calls: bool | None = None
-    tool_choice: Annotated[Any, AfterValidator(_choice), WithJsonSchema({"enum": ["auto", "none"]})] = "auto"
 
     access_programs: Unsupported = None
     background_options: Unsupported = None
     context_management: Unsupported = None
-    conversation: Unsupported = None
     image: Unsupported = None
     max_tool_calls: Unsupported = None
     moderation: Unsupported = None
     prompt: Unsupported = None
     prompt_cache_options: Unsupported = None
     prompt_cache_retention: Unsupported = None
-    reasoning: Unsupported = None
-    tools: Unsupported = None
 
     @property
     def stored(self) -> bool:

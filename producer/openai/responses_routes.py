@@ -1,4 +1,4 @@
-"""The routes of responses: create, retrieve, cancel, delete, and the items of the input."""
+"""The routes of responses: create, retrieve, cancel, delete; the input's items and its length."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from jobs.domain.requests import Message
 from jobs.store import responses as store
 from jobs.store.tenants import Tenant
 from producer import moves
@@ -18,10 +19,11 @@ from producer.api.services import Services, Shared
 from producer.openai import responses
 from producer.openai.clients import HEARTBEAT, EventStream, give_up, sse, unless_gone
 from producer.openai.following import Quiet, end_of, follow
+from producer.openai.json_bodies import read, takes
 from producer.openai.pages import Listing, Page
 from producer.openai.responses import Found
 from producer.openai.responses_events import Event, Events
-from producer.openai.responses_form import CreateResponse, Included, asks_for_nothing, parse
+from producer.openai.responses_form import CreateResponse, Included, InputToCount, asks_for_nothing, parse
 from producer.openai.responses_views import InputItem, OutputMessage, ResponseView, items_of
 from producer.prepare import Idempotency
 from producer.refusals import Code, Refusal
@@ -139,6 +141,25 @@ class _Waiting:
 
 def _sent(events: Iterable[Event]) -> bytes:
     return b"".join(sse(event, event["type"]) for event in events)
+
+
+class InputTokens(BaseModel):
+    """How long an input is."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+@router.post("/v1/responses/input_tokens", openapi_extra=takes(InputToCount), responses=errors(400, 404, 413))
+async def count_input_tokens(request: Request, tenant: CurrentTenant, services: Shared) -> InputTokens:
+    """Count the tokens that a response's input would have; nothing is stored."""
+    form = await read(request, services, InputToCount)
+    earlier: list[Message] = []
+    if form.previous_response_id is not None:
+        _, earlier = await services.transact(responses.before, tenant.id, form.previous_response_id)
+    # Not among the database's threads: counting takes the processor.
+    tokens = await asyncio.to_thread(responses.count, services.submitter.preparer, form, earlier)
+    return InputTokens(input_tokens=tokens)
 
 
 class Retrieval(BaseModel):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from jobs.domain.lanes import Kind
 from jobs.domain.requests import Message, Role
-from producer.openai.responses_form import LOGPROBS, CreateResponse
+from producer.openai.responses_form import LOGPROBS, CreateResponse, InputToCount
 from producer.refusals import Code, Refusal
 from producer.request import ChatMessage, Request
 
@@ -27,7 +27,7 @@ def request_of(form: CreateResponse, before: Sequence[Message] = ()) -> Request:
     return Request(
         kind=Kind.TICKET,
         model=form.model,
-        messages=[ChatMessage(role=turn.role, content=turn.content) for turn in _turns(form, before)],
+        messages=messages_of(form, before),
         max_tokens=form.max_output_tokens,
         temperature=form.temperature,
         top_p=form.top_p,
@@ -46,11 +46,11 @@ def renamed(refusal: Refusal) -> Refusal:
     return refusal
 
 
-def _turns(form: CreateResponse, before: Sequence[Message]) -> list[Message]:
-    """The conversation with what was said in it; an empty answer says nothing."""
-    own = [Message(message.speaker, message.text) for message in form.input]
+def messages_of(form: InputToCount, before: Sequence[Message] = ()) -> list[ChatMessage]:
+    """The conversation with what was said in it; an empty answer says nothing. Raises `Refusal`."""
+    own = [Message(message.speaker, message.text) for message in form.input or ()]
     first = [Message(Role.SYSTEM, form.instructions or "")]
     turns = [turn for turn in (*first, *before, *own) if turn.content.strip()]
     if not turns:
         raise Refusal(Code.EMPTY, "Text is empty or blank", field="input", remedy="Fill it in.")
-    return turns
+    return [ChatMessage(role=turn.role, content=turn.content) for turn in turns]

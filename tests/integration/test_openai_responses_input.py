@@ -1,10 +1,12 @@
 """What responses are asked with, by the official client: conversations, tiers, lengths, formats, refusals."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 import pytest
+from openai import AsyncOpenAI
 from openai.types.responses import Response
 from pydantic import BaseModel
 
@@ -174,3 +176,46 @@ def test_only_streams_start_after_an_event(rig: Rig) -> None:
     assert answer.json()["error"]["param"] == "starting_after"
     answer = rig.api.client.get(f"/v1/responses/{created.id}?stream=true&include_obfuscation=true")
     assert answer.json()["error"]["code"] == "unsupported_parameter"
+
+
+def test_an_input_is_counted_as_it_would_be_asked_with(rig: Rig) -> None:
+    first = rig.create(input="My name is Ada.")
+    rig.answer(first.id, "Hello Ada.")
+    words = "word " * 12_000
+    for given in (
+        {"input": "What is a queue?"},
+        {"input": [{"role": "user", "content": "And a lane?"}], "instructions": "Be brief."},
+        {"input": "Who am I?", "previous_response_id": first.id},
+        {"input": words},
+        {"input": words, "truncation": "auto"},
+    ):
+        asked: Any = {"model": MODEL, **given}
+        counted = rig.client.responses.input_tokens.count(**asked)
+        assert counted.object == "response.input_tokens"
+        assert counted.input_tokens == rig.column(rig.create(**given).id, "prompt_tokens")
+    before = rig.api.rows()
+    assert rig.client.responses.input_tokens.count(previous_response_id=first.id).input_tokens > 0
+    assert asyncio.run(_count(rig)) == rig.client.responses.input_tokens.count(input="Hello").input_tokens
+    assert rig.api.rows() == before
+
+
+async def _count(rig: Rig) -> int:
+    async with AsyncOpenAI(base_url=f"{rig.api.url}/v1", api_key=rig.api.key) as client:
+        return (await client.responses.input_tokens.count(input="Hello")).input_tokens
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "code", "param"),
+    [
+        ({"input": "x", "tools": [{"type": "web_search"}]}, 400, "unsupported_parameter", "tools"),
+        ({"input": "x", "personality": "friendly"}, 400, "unsupported_parameter", "personality"),
+        ({"input": "x", "model": "gpt-5"}, 404, "model_not_found", "model"),
+        ({"input": "x", "previous_response_id": "resp_1"}, 400, "previous_response_not_found", None),
+        ({}, 400, "empty", "input"),
+    ],
+)
+def test_what_is_wrong_with_an_input_to_count_is_named(
+    rig: Rig, given: dict[str, Any], status: int, code: str, param: str | None
+) -> None:
+    error = refused(rig.client.responses.input_tokens.count, **given)
+    assert (error.status_code, error.code, error.param) == (status, code, param or "previous_response_id")
