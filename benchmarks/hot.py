@@ -161,6 +161,8 @@ def _reads(sample: Sample) -> Iterator[Hot]:
         " by time": old,
         " by lane and status": Filter(lane="hot", status="expired"),
         " by kind and status": Filter(kind="report", status="failed"),
+        " by a kind that the lane has none of": Filter(lane="cold", kind="chat"),
+        " by a kind that the lane has none of, and status": Filter("cold", "succeeded", "chat"),
     }
     for name, wanted in filters.items():
         yield _listing(f"reads.listing{name}, big tenant", big, wanted)

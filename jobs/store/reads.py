@@ -4,11 +4,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import product
 from typing import Any
 
 from sqlalchemy import Connection, text
 
 from jobs.domain.jobs import Job, Status, least_id
+from jobs.domain.lanes import LANES, Kind
 from jobs.store.rows import JOB_COLUMNS, job_of
 
 
@@ -68,35 +70,56 @@ class Filter:
     created_before: datetime | None = None
 
 
+_CLOCKS_DIFFER_S = 3_600.0  # at most; also a bulk may take this long to be stored
+_FIRST, _LAST = uuid.UUID(int=0), uuid.UUID(int=2**128 - 1)
+_NARROWED = ("lane", "kind", "status")
 # Times are of the database's clock; ids, which sort as the list does, of the producers'. So the ids bound
 # what is read, and the times decide.
-_CONDITIONS = {
-    "lane": "lane = :lane",
-    "status": "status = :status",
-    "kind": "kind = :kind",
-    "created_after": "created_at >= :created_after AND id >= :first",
-    "created_before": "created_at < :created_before AND id < :last",
-}
-_CLOCKS_DIFFER_S = 3_600.0  # at most; also a bulk may take this long to be stored
+_TIMES = {"created_after": "created_at >= :created_after", "created_before": "created_at < :created_before"}
+# Keys are compared and sorted as a whole, which one index alone can do, so that no other is read through.
+_ALL = "(tenant_id, id) >= (:tenant_id, :first) AND (tenant_id, id) < (:tenant_id, :last)"
+# Of each lane, kind and status that is meant a page, so that what there is none of is not searched for.
+_EACH = """
+    id = ANY(ARRAY(
+        SELECT page.id FROM unnest(CAST(:lane AS text[]), CAST(:kind AS text[]), CAST(:status AS text[]))
+            AS meant (lane, kind, status)
+        CROSS JOIN LATERAL (
+            SELECT id FROM jobs WHERE %s
+            AND (tenant_id, lane, kind, status, id)
+                >= (:tenant_id, meant.lane, meant.kind, meant.status, :first)
+            AND (tenant_id, lane, kind, status, id)
+                < (:tenant_id, meant.lane, meant.kind, meant.status, :last)
+            ORDER BY tenant_id DESC, lane DESC, kind DESC, status DESC, id DESC LIMIT :limit
+        ) AS page
+        ORDER BY page.id DESC LIMIT :limit
+    ))
+"""
 
 
 def listing(
     connection: Connection, tenant_id: uuid.UUID, wanted: Filter, limit: int, after: uuid.UUID | None = None
 ) -> list[Job]:
     """The tenant's jobs, newest first, from behind the id `after`; ids sort by time, so pages stay stable."""
-    given = {name: getattr(wanted, name) for name in _CONDITIONS if getattr(wanted, name) is not None}
-    conditions = ["tenant_id = :tenant_id", *(_CONDITIONS[name] for name in given)]
-    if after is not None:
-        conditions.append("id < :after")
+    values: dict[str, Any] = {"tenant_id": tenant_id, "limit": limit, "first": _FIRST, "last": after or _LAST}
     if wanted.created_after is not None:
-        given["first"] = least_id(wanted.created_after, -_CLOCKS_DIFFER_S)
+        values["first"] = least_id(wanted.created_after, -_CLOCKS_DIFFER_S)
     if wanted.created_before is not None:
-        given["last"] = least_id(wanted.created_before, _CLOCKS_DIFFER_S)
+        values["last"] = min(values["last"], least_id(wanted.created_before, _CLOCKS_DIFFER_S))
+    times = {name: getattr(wanted, name) for name in _TIMES if getattr(wanted, name) is not None}
+    within = " AND ".join(["true", *(_TIMES[name] for name in times)])
+    if any(getattr(wanted, name) is not None for name in _NARROWED):
+        meant = product(
+            [wanted.lane] if wanted.lane else LANES,
+            [wanted.kind] if wanted.kind else Kind,
+            [wanted.status] if wanted.status else Status,
+        )
+        values |= zip(_NARROWED, map(list, zip(*meant, strict=True)), strict=True)
+        which = _EACH % within
+    else:
+        which = f"{_ALL} AND {within}"
     rows = connection.execute(
-        text(
-            f"SELECT {JOB_COLUMNS} FROM jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT :limit"
-        ),
-        {"tenant_id": tenant_id, "limit": limit, "after": after, **given},
+        text(f"SELECT {JOB_COLUMNS} FROM jobs WHERE {which} ORDER BY tenant_id DESC, id DESC LIMIT :limit"),
+        values | times,
     )
     return [job_of(row) for row in rows]
 

@@ -131,8 +131,7 @@ Index(
     postgresql_where=jobs.c.idempotency_key.is_not(None),
 )
 Index("ix_jobs_tenant", jobs.c.tenant_id, jobs.c.id)
-Index("ix_jobs_tenant_status", jobs.c.tenant_id, jobs.c.status, jobs.c.id)
-Index("ix_jobs_tenant_lane", jobs.c.tenant_id, jobs.c.lane, jobs.c.id)
+Index("ix_jobs_narrowed", jobs.c.tenant_id, jobs.c.lane, jobs.c.kind, jobs.c.status, jobs.c.id)
 
 results = Table(
     "results",

@@ -273,6 +273,11 @@ def test_lists_are_filtered_and_paged_newest_first(api: Api) -> None:
     rest = api.client.get("/v1/jobs", params={"limit": 4, "after": page["next"]}).json()
     assert [job["id"] for job in rest["data"]] == [chats[1], chats[0]]
     assert (rest["has_more"], rest["next"]) == (False, None)
+    moved = api.accept(lane="cold")
+    assert ids(kind="chat") == [moved, *reversed(chats)]
+    assert ids(kind="chat", limit=3, after=chats[4]) == [chats[3], chats[2], chats[1]]
+    assert ids(kind="chat", lane="cold", status="queued") == ids(lane="cold") == [moved]
+    assert ids(kind="report") == ids(kind="ticket", lane="hot") == []
 
 
 @pytest.mark.parametrize(

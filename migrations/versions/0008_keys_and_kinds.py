@@ -1,4 +1,4 @@
-"""The idempotency keys of batches."""
+"""The idempotency keys of batches, and one index for all lists of a tenant's jobs that are narrowed."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,16 @@ def upgrade() -> None:
         unique=True,
         postgresql_where=sa.text("idempotency_key IS NOT NULL"),
     )
+    op.create_index("ix_jobs_narrowed", "jobs", ["tenant_id", "lane", "kind", "status", "id"])
+    op.drop_index("ix_jobs_tenant_lane", "jobs")
+    op.drop_index("ix_jobs_tenant_status", "jobs")
 
 
 def downgrade() -> None:
     """Take this revision back."""
+    op.create_index("ix_jobs_tenant_status", "jobs", ["tenant_id", "status", "id"])
+    op.create_index("ix_jobs_tenant_lane", "jobs", ["tenant_id", "lane", "id"])
+    op.drop_index("ix_jobs_narrowed", "jobs")
     op.drop_index("ix_batches_idempotency_key", "batches")
     op.drop_column("batches", "payload_hash")
     op.drop_column("batches", "idempotency_key")
