@@ -18,7 +18,7 @@ from trilane.bench.lanes_prompts import Prompts
 from trilane.bench.lanes_replay import BACKLOG, Replay, Served
 from trilane.bench.lanes_run import Runs
 from trilane.commands.bench import bench
-from workers.engines.sim_curves import A100_FP16
+from workers.engines.sim_curves import A100_FP16, LongWork
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 HOT, WARM, COLD = ("hot",), ("warm",), ("cold",)
@@ -31,7 +31,7 @@ def replayed(
     """What becomes of them on one card that is hot's and one that the other lanes drain."""
 
     async def main() -> list[Served]:
-        runs = Runs(lanes_engines.SIMULATED, lambda stage, total: lambda: None)
+        runs = Runs(lanes_engines.simulated(LongWork.STEP), lambda stage, total: lambda: None)
         policies = lanes_plan.policies(Precision.FP16)
         workers = [{lane: policies[lane] for lane in each} for each in (HOT, BOTH)]
         async with runs.started(runs.cards(workers)) as cards:
@@ -42,7 +42,13 @@ def replayed(
 
 def report_of(requests: int, **given: Any) -> dict[str, Any]:
     """A small run."""
-    options: dict[str, Any] = {"cards": 4, "loads": (0.8,), "sequences": 8, "shrink": 1}
+    options: dict[str, Any] = {
+        "cards": 4,
+        "loads": (0.8,),
+        "sequences": 8,
+        "shrink": 1,
+        "long_work": LongWork.STEP,
+    }
     stages: list[str] = []
 
     def watch(stage: str, total: int) -> Any:
@@ -260,6 +266,12 @@ def test_one_run_compares_both_and_gives_the_same_figures_again() -> None:
     assert [part["mean_prompt_tokens"] for part in report["work"]] == [
         each["mean_prompt_tokens"] for each in rows["single", "equal", 0.8]["kinds"].values()
     ]
+
+
+def test_each_reading_of_the_slowdown_by_long_work_has_its_own_figures() -> None:
+    step, request = (report_of(40, long_work=reading) for reading in LongWork)
+    assert (step["long_work"], request["long_work"]) == ("step", "request")
+    assert step["single_capacity_per_s"] < request["single_capacity_per_s"]  # its KV cache costs more
 
 
 def test_work_is_measured_only_where_it_decides_on_the_cards() -> None:

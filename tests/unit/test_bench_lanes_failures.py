@@ -20,6 +20,7 @@ from trilane.bench.lanes_prompts import Prompts
 from trilane.cli import main
 from trilane.stack import StackError
 from workers.engines.sim import SimEngine
+from workers.engines.sim_curves import LongWork
 from workers.planning import cards
 
 TOO_LONG = Rejected("prompt_too_long", "the prompt is [far] too long")
@@ -35,11 +36,14 @@ def fault_over(least: int, most: int) -> Fault:
 def run_with(fault: Fault, monkeypatch: pytest.MonkeyPatch, *options: str) -> Result:
     """The command's run on simulated engines with this fault."""
 
-    def make(lanes: Lanes, card: int) -> SimEngine:
-        profile = lanes_engines.simulated(lanes, card).profile
-        return SimEngine("sim", profile, fault=fault, now=asyncio.get_running_loop().time)
+    simulated = lanes_engines.simulated(LongWork.STEP)
 
-    monkeypatch.setattr(lanes_engines, "SIMULATED", Engines(make, Prompts(), measured=False))
+    def make(lanes: Lanes, card: int) -> SimEngine:
+        engine = simulated.make(lanes, card)
+        assert isinstance(engine, SimEngine)
+        return SimEngine("sim", engine.profile, fault=fault, now=asyncio.get_running_loop().time)
+
+    monkeypatch.setattr(lanes_engines, "simulated", lambda _: Engines(make, Prompts(), measured=False))
     arguments = ["bench", "lanes", "--requests", "40", "--cards", "2", *options]
     return CliRunner().invoke(main, arguments, env={"COLUMNS": "200"})
 

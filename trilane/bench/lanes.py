@@ -14,6 +14,7 @@ from trilane.bench.lanes_load import Arrival
 from trilane.bench.lanes_replay import Served
 from trilane.bench.lanes_report import Figures, capacity_per_s, figures, over
 from trilane.bench.lanes_run import Card, Runs, Watch
+from workers.engines.sim_curves import LongWork
 
 SIM = "sim"
 SATURATED = "saturated"  # in the place of a load: everything is there from the start
@@ -30,19 +31,20 @@ def measure(
     loads: Sequence[float],
     sequences: int,
     shrink: int,
+    long_work: LongWork,
     watch: Watch,
 ) -> dict[str, Any]:
     """Replay the first `requests` of `traces` (none: of the made-up mix) and return all figures.
 
     `loads` are parts of the single queue's measured capacity; the targets look at the first. Every length is
-    divided by `shrink`. Raises `UnreadableTrace`, `OSError`, `Refused` where an engine answers nothing of a
-    replay, and as the engine does where it cannot be started.
+    divided by `shrink`. `long_work` is for simulated engines alone. Raises `UnreadableTrace`, `OSError`,
+    `Refused` where an engine answers nothing of a replay, and as the engine does where it cannot be started.
     """
     simulated = engine == SIM
     seed = {} if simulated else {"seed": REAL_SEED}
     arrivals = lanes_load.read(traces, requests) if traces else lanes_load.mix(requests, **seed)
     arrivals = lanes_load.shrunk(arrivals, shrink)
-    engines = lanes_engines.SIMULATED
+    engines = lanes_engines.simulated(long_work)
     run: Callable[..., dict[str, Any]] = virtual_time.run
     if not simulated:
         longest = max(arrival.prompt_tokens + arrival.output_tokens for arrival in arrivals)
@@ -53,11 +55,12 @@ def measure(
         "engine": engine,
         "traces": [path.name for path in traces] or ["mix"],
         "shrink": shrink,
+        "long_work": long_work.value if simulated else None,
         "cards": cards,
         "work": [_part(arrivals, kind) for kind in Kind],
         **report,
         "failures": [asdict(failure) for failure in runs.failures],
-        "targets": _targets(report["ratio"]),
+        "targets": _targets(report["ratio"]) if simulated else {},  # they were set for that
     }
 
 
@@ -87,7 +90,7 @@ class _Comparison:
         plans = {EQUAL: await self._lanes(EQUAL, Precision.FP16, loads)}
         if simulated:
             plans[OWN] = await self._lanes(OWN, None, loads)
-        shared = await self._shared_card(loads[0], divided=simulated)
+        shared = await self._shared_card(loads[0])
         return {
             "single_capacity_per_s": self._capacity_per_s,
             "plans": plans,
@@ -146,14 +149,14 @@ class _Comparison:
         self._rows.append({"queue": queue, "precision": precision, "load": load, **found})
         return served
 
-    async def _shared_card(self, load: float, *, divided: bool) -> dict[str, Any]:
+    async def _shared_card(self, load: float) -> dict[str, Any]:
         """Hot at one card's part of the load, and as much cold work as there can be."""
         hot = self._of_kind(Kind.CHAT, load)
         cold = [arrival for arrival in self._arrivals if arrival.lane == list(LANES)[-1]]
         if not cold or not hot or not hot[-1].at_s:  # no rate either
             return {}
         thinned = lanes_load.at_rate(hot, len(hot) / hot[-1].at_s / self._cards)
-        return await lanes_shared.measure(self._runs, thinned, cold, divided=divided)
+        return await lanes_shared.measure(self._runs, thinned, cold)
 
     def _at(self, load: float) -> list[Arrival]:
         return lanes_load.at_rate(self._arrivals, load * self._capacity_per_s)

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from jobs import gguf
 from jobs.domain.policies import EnginePolicy, Precision
@@ -17,7 +18,7 @@ from trilane.stack import StackError
 from workers.engines import registry
 from workers.engines.seam import Engine
 from workers.engines.sim import SimEngine
-from workers.engines.sim_curves import A100_FP16, A100_INT8
+from workers.engines.sim_curves import FP16, INT8, LongWork, a100
 from workers.planning import cards as found_cards
 
 STREAM_INTERVAL = 32  # of a simulated engine: fewer chunks, less to compute, the same times
@@ -25,20 +26,32 @@ KV_CACHE_GIB = 1.0  # of a real engine here, where several share one machine
 TEMPLATE_TOKENS = 128  # room for what a real model's template puts around a prompt
 _CONTROL = 3  # llama.cpp's type of the tokens that stand for no text (enum llama_token_type in llama.h)
 
+Compute = Callable[[float], Awaitable[None]]  # takes a step's seconds, returns when the card has done them
 Make = Callable[[Lanes, int], Engine]  # the engine of a worker of these lanes, on the card of this number
+MakeOnPart = Callable[[Lanes, int, Compute], Engine]
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """How engines are made, and their prompts; `measured` ones are counted by each engine at its start."""
+    """How engines are made, and their prompts; `measured` ones are counted by each engine at its start.
+
+    `make_on_part` makes one that computes on a part of its card; None where it would be a real card's.
+    """
 
     make: Make
     prompts: Prompts
     measured: bool
+    make_on_part: MakeOnPart | None = None
 
 
-def simulated(
-    lanes: Lanes, card: int, compute: Callable[[float], Awaitable[None]] | None = None
+def simulated(long_work: LongWork) -> Engines:
+    """Simulated engines; `long_work` tells how the slowdown that it was measured to cause is read."""
+    make = partial(_simulated_engine, long_work)
+    return Engines(make, Prompts(), measured=False, make_on_part=make)
+
+
+def _simulated_engine(
+    long_work: LongWork, lanes: Lanes, card: int, compute: Compute | None = None
 ) -> SimEngine:
     """An A100 with the engine of the first of `lanes`, in the running loop's time.
 
@@ -46,7 +59,7 @@ def simulated(
     """
     policy = _policy(lanes)
     profile = replace(
-        A100_INT8 if policy.precision is Precision.INT8 else A100_FP16,
+        a100(INT8 if policy.precision is Precision.INT8 else FP16, long_work),
         slots=places(lanes),
         max_model_len=_model_len(lanes),
         max_batched_tokens=policy.batched_tokens,
@@ -56,9 +69,6 @@ def simulated(
         stream_interval=STREAM_INTERVAL,
     )
     return SimEngine("sim", profile, now=asyncio.get_running_loop().time, compute=compute)
-
-
-SIMULATED = Engines(simulated, Prompts(), measured=False)
 
 
 def places(lanes: Lanes) -> int:

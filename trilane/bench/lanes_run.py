@@ -32,7 +32,7 @@ class Runs:
     """What all replays of a benchmark share: how engines are made, the prompts, who watches, what failed."""
 
     def __init__(self, engines: Engines, watch: Watch) -> None:
-        self._engines, self._prompts, self._watch = engines, engines.prompts, watch
+        self.engines, self._prompts, self._watch = engines, engines.prompts, watch
         self._numbers = itertools.count()
         self.failures: list[Failure] = []
 
@@ -43,7 +43,7 @@ class Runs:
         try:
             for lanes, engine in cards:
                 await engine.start()
-                if self._engines.measured:
+                if self.engines.measured:
                     self._prompts = await self._prompts.measured(engine, lanes_engines.places(lanes))
                 started()
             yield cards
@@ -53,7 +53,7 @@ class Runs:
 
     def cards(self, lanes: Sequence[Lanes]) -> list[Card]:
         """A card for each of these workers' lanes."""
-        return [(each, self._engines.make(each, number)) for number, each in enumerate(lanes)]
+        return [(each, self.engines.make(each, number)) for number, each in enumerate(lanes)]
 
     async def replay(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.domain.policies import Precision
-from trilane.bench import lanes_engines, lanes_plan
+from trilane.bench import lanes_plan
 from trilane.bench.lanes_load import Arrival
 from trilane.bench.lanes_replay import Served
 from trilane.bench.lanes_report import busy_share, latency, over, per_s
@@ -19,22 +19,20 @@ DEFINITION = (
 )
 
 
-async def measure(
-    runs: Runs, hot: Sequence[Arrival], cold: Sequence[Arrival], *, divided: bool
-) -> dict[str, Any]:
+async def measure(runs: Runs, hot: Sequence[Arrival], cold: Sequence[Arrival]) -> dict[str, Any]:
     """Run hot alone, cold alone, and both, on one card; all have the limits of lanes that share.
 
-    With `divided`, each lane has an engine of its own and cold's has `COLD_SHARE` of the card; that is
-    followed by one engine for both lanes, as without.
+    Where engines can have a part of a card, each lane has one of its own first, cold's with `COLD_SHARE` of
+    the card. One engine for both lanes follows.
     """
     lanes = lanes_plan.policies(Precision.FP16, beside_fastest=True)
     fast, slow = {"hot": lanes["hot"]}, {"cold": lanes["cold"]}
     report: dict[str, Any] = {"definition": DEFINITION}
-    if divided:
+    if make := runs.engines.make_on_part:
         card = SharedCard()
         pair = [
-            (fast, lanes_engines.simulated(fast, 0, card.part(1 - COLD_SHARE))),
-            (slow, lanes_engines.simulated(slow, 1, card.part(COLD_SHARE))),
+            (fast, make(fast, 0, card.part(1 - COLD_SHARE))),
+            (slow, make(slow, 1, card.part(COLD_SHARE))),
         ]
         report["two_engines"] = {"cold_share": COLD_SHARE, **await _compare(runs, pair, hot, cold)}
     report["one_engine"] = await _compare(runs, runs.cards([fast | slow]), hot, cold)

@@ -23,6 +23,8 @@ def notes(report: dict[str, Any]) -> Iterator[str]:
         for kind, found in report["rows"][0]["kinds"].items()
     )
     yield f"tokens of a request's prompt and answer, as the engine counted them: {tokens}"
+    if reading := report["long_work"]:
+        yield f"the measured slowdown of 40% by a long request is read as its batch's, by the {reading}"
     yield f"the single queue's capacity: {report['single_capacity_per_s']:.2f} requests/s"
     for precision, plan in report["plans"].items():
         cards = plan["cards"]

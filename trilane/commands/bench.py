@@ -135,6 +135,14 @@ def engine(
     type=click.IntRange(1),
     help="Divide all lengths by this.  [default: 1; real engines: 32]",
 )
+@click.option(
+    "--long-work",
+    type=click.Choice(["step", "request"]),
+    default="step",
+    show_default=True,
+    help="What a long request was measured to lengthen by 40%: each step of its batch, or the requests beside"
+    " it all in all. Simulated engines only.",
+)
 @_json_option
 def lanes(
     engine: str,
@@ -144,6 +152,7 @@ def lanes(
     loads: tuple[float, ...],
     sequences: int,
     shrink: int | None,
+    long_work: str,
     path: Path | None,
 ) -> None:
     """Measure one mixed load through one queue, and through three lanes on the same cards.
@@ -152,6 +161,7 @@ def lanes(
     """
     from trilane.bench import lanes as measuring
     from trilane.bench import lanes_engines, lanes_table
+    from workers.engines.sim_curves import LongWork
     from workers.engines.vllm import EngineStartError
 
     real = engine != measuring.SIM
@@ -167,6 +177,7 @@ def lanes(
                 loads=loads,
                 sequences=sequences,
                 shrink=shrink or usual[2],
+                long_work=LongWork(long_work),
                 watch=watch,
             )
         except (OSError, ValueError, EngineStartError) as error:  # no trace; what the engine refuses

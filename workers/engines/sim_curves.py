@@ -149,4 +149,3 @@ def a100(point: PrecisionPoint, long_work: LongWork = LongWork.STEP) -> SimProfi
 
 
 A100_FP16: Final = a100(FP16)
-A100_INT8: Final = a100(INT8)
