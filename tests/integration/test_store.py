@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DataError
 
 from jobs.domain import clock
-from jobs.domain.jobs import Move, NewJob, Status, Webhook, new_id
+from jobs.domain.jobs import Job, Move, NewJob, Status, Webhook, new_id
+from jobs.domain.lanes import LANES, Kind
 from jobs.domain.latency import LatencyRecord
 from jobs.domain.outcomes import FinishReason, Usage
 from jobs.store import claims, deliveries, feed, intake, lanes, moves, reads, records, sweeps, tenants
@@ -427,3 +429,39 @@ def test_every_redrive_gives_the_time_that_the_job_had(engine: Engine, new_job: 
         assert timedelta(hours=23) < left < timedelta(hours=25)
     [again] = claim(engine, job.id)
     assert again.age_ms < 3_600_000, "what it took counts from the redrive"
+
+
+def test_a_narrowed_list_is_the_whole_one_without_the_rest(engine: Engine, new_job: JobMaker) -> None:
+    other = tenants.Tenant(new_id(), "other", None)
+    for _ in range(2):
+        store(engine, *(new_job(lane=lane, kind=kind) for lane, kind in product(LANES, Kind)))
+        store(engine, new_job(tenant_id=other.id))
+    execute(engine, "UPDATE jobs SET status = 'cancelled' WHERE abs(hashtext(id::text)) % 3 = 0")
+
+    def listed(
+        lane: str | None = None,
+        status: str | None = None,
+        kind: str | None = None,
+        limit: int = 100,
+        after: uuid.UUID | None = None,
+    ) -> list[Job]:
+        with engine.begin() as connection:
+            return reads.listing(connection, whose, reads.Filter(lane, status, kind), limit, after)
+
+    whose = new_job().tenant_id
+    everything = listed()
+    assert len(everything) == 2 * len(LANES) * len(Kind)
+    for lane, status, kind in product((None, *LANES), (None, "queued", "cancelled"), (None, *Kind)):
+        right = [
+            job
+            for job in everything
+            if lane in (None, job.lane) and status in (None, job.status) and kind in (None, job.kind)
+        ]
+        assert listed(lane, status, kind) == right
+        assert listed(lane, status, kind, limit=2) == right[:2]
+        assert (
+            listed(lane, status, kind, limit=2, after=everything[5].id)
+            == [job for job in right if job.id < everything[5].id][:2]
+        )
+    whose = other.id
+    assert len(listed()) == len(listed("warm")) == 2
