@@ -28,8 +28,8 @@ class Hanging(SimpleNamespace):
 def test_a_signal_in_the_moment_before_the_wait_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "should_stop", None)
     monkeypatch.setattr(pool, "_exit_soon", lambda _status: None)
-    worker = LanePool.serving(Hanging(), grace_s=1.0)(limit=1)  # type: ignore[arg-type]
-    wait, signalled = threading.Condition.wait, []
+    worker = LanePool.serving(Hanging(), grace_s=1.0)(limit=1)
+    wait, signalled = threading.Condition.wait, list[bool]()
 
     def interrupted(condition: threading.Condition, timeout: float | None = None) -> bool:
         # As a handler runs: in the thread that waits, which holds the condition's lock.
