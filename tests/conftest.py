@@ -1,5 +1,6 @@
 """Real servers for the tests, from wheels: one Postgres and one Redis a run, a fresh database a test."""
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 import psycopg
 import pytest
 import redis as redis_client
+import structlog
 from sqlalchemy import Engine
 
 from jobs.domain import clock
@@ -40,6 +42,17 @@ class Servers:
         """Run one statement outside any transaction, beside the tests' databases."""
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             connection.execute(statement)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """What a test configures, a command that it runs in this process for one, ends with it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

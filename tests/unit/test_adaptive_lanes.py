@@ -1,12 +1,11 @@
 """A worker's admission: what it sees of its engine, its cards and its answers moves limits and windows."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import cast
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from jobs.domain import adaptive
@@ -18,13 +17,6 @@ from workers.engines.seam import Engine, EngineStats
 
 WARM = LANES["warm"]
 GIB = 2**30
-
-
-@pytest.fixture(autouse=True)
-def _logging_of_our_own() -> Iterator[None]:
-    structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
 
 
 class FakeEngine:

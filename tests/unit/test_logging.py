@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -13,12 +12,8 @@ from jobs.logging import configure
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield io.StringIO()
-    root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
+def stream() -> io.StringIO:
+    return io.StringIO()
 
 
 def test_structlog_and_libraries_write_the_same_lines(stream: io.StringIO) -> None:
