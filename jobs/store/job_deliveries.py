@@ -1,4 +1,4 @@
-"""What was sent to a job's own webhook and how it went; sending it again."""
+"""Deliveries as they are shown, each with its attempts; sending one of a job again."""
 
 import uuid
 from collections.abc import Mapping

@@ -146,6 +146,16 @@ def test_an_engine_that_does_not_run_what_is_admitted_gets_no_more() -> None:
         (EngineStats(waiting=1), {}, "engine_queue", adaptive.ENGINE_QUEUE_S),
         (EngineStats(kv_usage=0.8), {}, "kv_usage", adaptive.KV_FULL_S),
         (EngineStats(), {"memory_used_bytes": 75 * GIB, "memory_total_bytes": 80 * GIB}, "memory", 0),
+        (
+            EngineStats(),
+            {
+                "memory_used_bytes": 76 * GIB,
+                "memory_total_bytes": 80 * GIB,
+                "memory_own_bytes": 75 * GIB,
+            },
+            "memory",
+            0,
+        ),
     ],
 )
 def test_each_trouble_shrinks_the_limit_and_is_named(
@@ -178,23 +188,6 @@ def test_a_part_of_the_card_that_others_hold_is_not_the_lanes_own() -> None:
         }
         await rig.look(20)
         assert rig.limit() == 8
-
-    rig.run(test)
-
-
-def test_own_memory_above_the_cap_shrinks_the_limit_whatever_others_hold() -> None:
-    rig = Rig(WARM)
-
-    async def test() -> None:
-        rig.cards = {
-            "0": {
-                "memory_used_bytes": 76 * GIB,
-                "memory_total_bytes": 80 * GIB,
-                "memory_own_bytes": 75 * GIB,
-            }
-        }
-        await rig.look()
-        assert (rig.limit(), rig.moves()) == (6, {"memory": 1})
 
     rig.run(test)
 

@@ -13,11 +13,11 @@ from jobs.domain.policies import EnginePolicy
 from jobs.domain.requests import GenerationRequest, Message, Role, Sampling
 from tests.answers import Answer, collect
 from tests.vllm.models import TINY_CONTEXT
+from trilane.bench.vllm_on_cpu import OPTIONS
 from workers.engines.registry import EngineConfig
 from workers.engines.vllm import VllmEngine, build
 
 T = TypeVar("T")
-OPTIONS = {"dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "uni"}
 
 
 class Driver:
@@ -59,7 +59,7 @@ def config(model: Path, policy: EnginePolicy, **options: Any) -> EngineConfig:
         max_model_len=TINY_CONTEXT,
         model_path=model,
         policy=policy,
-        options=OPTIONS | options,
+        options={**OPTIONS, **options},
     )
 
 

@@ -16,8 +16,8 @@ from jobs.domain.lanes import Kind
 from jobs.settings import Settings
 from producer import Client
 from tests.processes import Processes
-from tests.vllm.driver import OPTIONS
 from tests.waiting import until
+from trilane.bench.vllm_on_cpu import OPTIONS
 
 START_S = 600.0
 ANSWER_S = 60.0

@@ -42,7 +42,7 @@ def _kind(kind: Kind, served: Sequence[Served]) -> Figures:
     return {
         "requests": len(served),
         "completed": len(completed),
-        **latency(completed),
+        **latency(served),
         "objective_ms": objective_ms,
         "attainment": sum(each.total_s * 1_000 <= objective_ms for each in completed) / len(served),
         "mean_prompt_tokens": _mean([each.usage.prompt_tokens for each in completed]),

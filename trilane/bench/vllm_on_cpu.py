@@ -1,4 +1,4 @@
-"""vLLM in the benchmarks: the model that the tests on real vLLM made, and how it runs without a card."""
+"""vLLM in benchmarks and tests: the model that the tests make, and how it runs without a card."""
 
 import sys
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any
 from trilane.stack import StackError
 
 # As on one card, model and scheduler in one process; a first compilation of the model would take longer than
-# what is measured.
+# what is asked of it.
 OPTIONS: Mapping[str, Any] = {
     "dtype": "float32",
     "enforce_eager": True,

@@ -1,7 +1,7 @@
 """Profiles of the simulated engine that were fitted to points measured in the field, and those points.
 
 The source gives, for eight A100 cards, requests a second and P99 by batch size (`BATCHES`), what one long
-request does to a batch (`LONG_REQUEST`), and two precisions side by side (`PRECISIONS`). It does not tell
+request does to a batch (`LONG_SLOWDOWN`), and two precisions side by side (`FP16`, `INT8`). It does not tell
 how long the requests were, nor how each figure was taken. We read them so:
 
 - A batch size's rate is that of full batches: `sequences * CARDS / rate` seconds a request. The requests are
